@@ -1,0 +1,173 @@
+"""What the engine and the models may ask of a backend, and how a backend fails.
+
+Array kinds never leave a backend: logits and hidden rows come out as numpy float32, everything
+else stays where the backend keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from backends.program import Program
+
+LoadProgress = Callable[[float], None]
+"""Called with the share done, 0 to 1."""
+
+
+class BackendError(Exception):
+    """A backend could not do what was asked; `hint` says what a person can do."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class BackendUnavailable(BackendError):
+    """This backend cannot run here (no device, no library)."""
+
+
+class UnsupportedWeight(BackendError):
+    """A weight has a type or shape this backend has no kernel for; names tensor and type."""
+
+
+class OutOfDeviceMemory(BackendError):
+    """Weights or cache do not fit; the message carries both numbers in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCaps:
+    """What an executable promises."""
+
+    name: str
+    """native, torch-cpu, torch-cuda, mlx, reference."""
+    device: str
+    """A person's name for the device and the instruction set in use."""
+    is_row_independent: bool
+    """A row's bits do not depend on how many rows are forwarded with it (ledger S70)."""
+    is_chunk_independent: bool
+    """Prefill gives the same bits as row-by-row decoding, whatever the chunk boundaries."""
+    max_rows: int
+    """Most rows of one `forward`; longer prompts are cut into chunks by the caller."""
+
+
+class Cache(Protocol):
+    """One chat's keys, values and recurrent state on a backend. Knows no token ids.
+
+    Every method that changes the cache says so under State.
+    """
+
+    @property
+    def length(self) -> int:
+        """Valid positions, in tokens."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, capacity included."""
+
+    def ensure_capacity(self, length: int) -> None:
+        """Make room for `length` tokens.
+
+        State: capacity only. Raises: OutOfDeviceMemory; the cache is then unchanged.
+        """
+
+    def can_rewind_to(self, length: int) -> bool:
+        """Whether `rewind_to(length)` is exact (a ring or recurrent state may have moved on)."""
+
+    def rewind_to(self, length: int) -> None:
+        """Drop every position >= length. State: length, ring, recurrent state.
+
+        Raises: BackendError where `can_rewind_to` is false; the cache is then unchanged.
+        """
+
+    def clone(self) -> Cache:
+        """An independent copy that shares no buffer. State: self unchanged."""
+
+    def export_state(self) -> Mapping[str, np.ndarray]:
+        """Valid contents in logical order, for tests and for saving. State: unchanged.
+
+        Keys `k.<slot>` and `v.<slot>` [n, G, D] in the stored type, window slots the last n only;
+        `positions.<slot>` [n] int64.
+        """
+
+    def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Replace the contents by an export of a cache of the same program. State: everything.
+
+        Raises: BackendError on a shape or type that does not fit; the cache is then unchanged.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one chat in a forward: appended at `cache.length`, in order."""
+
+    token_ids: Sequence[int]
+    cache: Cache
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """Results of a forward. Arrays are the executable's own and valid until its next forward."""
+
+    logits: np.ndarray | None
+    """float32 [rows wanted, V], segments in order; None when none were wanted."""
+    hidden: np.ndarray | None
+    """float32 [R, E] of every row, post final norm; None when not wanted."""
+
+
+WantLogits = Literal["all", "last", "none"]
+"""Of every row, of the last row of each segment, or of none."""
+
+
+class Executable(Protocol):
+    """A program with its weights on a device."""
+
+    @property
+    def caps(self) -> BackendCaps:
+        """What this executable promises."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory the weights take on the device."""
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Memory one token takes in the slots that keep every position."""
+
+    def new_cache(self) -> Cache:
+        """An empty cache."""
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
+    ) -> RowOutput:
+        """Append each segment's tokens to its cache and compute the wanted rows in one pass.
+
+        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32.
+        State:  each cache grows by its segment's tokens; nothing changes when it raises.
+        Raises: OutOfDeviceMemory, BackendError.
+        """
+
+    def close(self) -> None:
+        """Release the weights; using the executable afterwards is a bug."""
+
+
+class Backend(Protocol):
+    """A way to run programs on this machine."""
+
+    @property
+    def name(self) -> str:
+        """The name shown by `doctor`."""
+
+    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> Executable:
+        """Put a program's weights into the layout the kernels want.
+
+        Raises: UnsupportedWeight, OutOfDeviceMemory.
+        """

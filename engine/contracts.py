@@ -1,0 +1,99 @@
+"""What the engine needs from a loaded model and from time, speculation aside.
+
+`models.loader.load_model` returns a `LoadedModel`; the engine never imports `models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from backends.base import Executable
+from engine.commands import Message
+from engine.speculative.draft_head import DraftHead
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.target import TargetTraits
+
+
+class Clock(Protocol):
+    """Monotonic time; tests pass a fake."""
+
+    def __call__(self) -> float:
+        """Seconds since any fixed point."""
+
+
+class Tokenizer(Protocol):
+    """Token ids <-> text, from the model file."""
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """Every id that ends a generation (eos, eot, eom, ...); may be empty."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id a sequence starts with, where the model wants one."""
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether raw prompts start with `bos_id`."""
+
+    def encode(self, text: str, *, with_control: bool = False) -> list[int]:
+        """Ids of a text, no BOS added; control tokens are recognised only `with_control`."""
+
+    def piece(self, token_id: int, *, with_control: bool = False) -> bytes:
+        """Raw bytes of one token; a character may be split over tokens. Control: b"" by default."""
+
+
+class ChatTemplate(Protocol):
+    """The model's own chat format, rendered in a sandbox."""
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Prompt ids. Message contents never become control tokens.
+
+        Raises: EngineError when the template refuses the messages.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to forward. Whoever holds it must `close()` the executable."""
+
+    name: str
+    architecture: str
+    quantization: str
+    num_parameters: int
+    content_hash: str
+    """Identifies file and layout, for checkpoints on disk (not a security hash)."""
+    executable: Executable
+    traits: TargetTraits
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    """None for a base model: messages are then joined raw with a notice."""
+    max_context_len: int
+    """What the model was trained for, in tokens."""
+    draft_head: DraftHead | None = None
+    """Drafter weights that came with the model or by `SpeculationOptions.drafter_path`."""
+    draft_head_refusal: str | None = None
+    """Why a named drafter was refused, or None."""
+
+
+class ModelLoader(Protocol):
+    """Opens a model file. Raises models.errors.ModelError, BackendError or OSError."""
+
+    def __call__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        speculation: SpeculationOptions,
+        progress: Callable[[str, float], None],
+    ) -> LoadedModel:
+        """Read, check and place the weights; `progress(stage, fraction)` is called meanwhile."""

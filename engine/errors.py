@@ -1,0 +1,19 @@
+"""What the engine raises. Each error is shown to a person as: message, then hint."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The engine could not do what was asked; `hint` says what a person can do."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ContextFull(EngineError):
+    """A prompt does not fit the context; the message carries both numbers in tokens."""
+
+
+class NoModelLoaded(EngineError):
+    """A turn was asked for before a model was loaded."""

@@ -1,0 +1,73 @@
+"""The model-specific adapter over trained drafter weights (ledger S04)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+
+class DraftHeadKind(Enum):
+    """How a head drafts."""
+
+    PER_TOKEN = "per_token"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One drafted token with what the next one chains from."""
+
+    token_id: int
+    confidence: float
+    """Top-1 probability over the head's top-10 logits (S14)."""
+    hidden: np.ndarray
+    """float32 [F], the head's own output row."""
+
+
+class DraftHead(Protocol):
+    """Trained drafter weights bound to one target. Positions are absolute, in tokens."""
+
+    @property
+    def kind(self) -> DraftHeadKind:
+        """Per token or per block."""
+
+    @property
+    def name(self) -> str:
+        """The file's general.architecture, or `nextn` for a block inside the trunk's file."""
+
+    @property
+    def block_size(self) -> int:
+        """Most drafts of one block; 1 for a per-token head."""
+
+    @property
+    def resumes_after_gap(self) -> bool:
+        """Whether drafting can start at a position whose hidden rows were never seen (S25)."""
+
+    @property
+    def supports_fused_catch_up(self) -> bool:
+        """Whether `catch_up_and_step` is one call on the device (S21)."""
+
+    def new_state(self, target: object) -> object:
+        """Private drafter state of one chat, bound to that chat's target."""
+
+    def draft_step(self, state: object, token_id: int, hidden: np.ndarray, pos: int) -> DraftStep:
+        """Draft the token after `token_id`, which stands at `pos`. State: drafter cache."""
+
+    def draft_block(
+        self, state: object, token_id: int, hidden: np.ndarray, pos: int, num: int
+    ) -> tuple[list[int], list[float]]:
+        """Draft up to `num` tokens in one pass: ids and cumulative prefix probabilities."""
+
+    def catch_up(
+        self, state: object, token_ids: Sequence[int], hidden: np.ndarray | None, start_pos: int
+    ) -> None:
+        """Tell the head what landed in the trunk: ids [n], their hidden rows [n, F] or None."""
+
+    def catch_up_and_step(
+        self, state: object, token_ids: Sequence[int], hidden: np.ndarray, start_pos: int
+    ) -> DraftStep:
+        """`catch_up`, then the first `draft_step` from its last row, folded into one call."""
