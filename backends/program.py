@@ -165,6 +165,43 @@ class MoeFfn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PerLayerInputs:
+    """dst = (norm_P(projection @ src * proj_scale) + table[token_ids[r]] * table_scale) * scale.
+
+    The inputs of all layers at once, L * P numbers per row, layer by layer. `norm` works on each
+    layer's P numbers alone, with one shared weight [P]. Only the looked-up rows of `table`
+    (V, L * P) are ever dequantized: it is as large as the rest of the model.
+    """
+
+    table: Weight
+    src: Register
+    dst: Register
+    projection: Weight
+    """(L * P, E)."""
+    norm: Norm
+    table_scale: float
+    proj_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerLayerAdd:
+    """dst += post_norm(proj @ (act(gate @ dst) * inputs[offset : offset + P]))."""
+
+    dst: Register
+    inputs: Register
+    """The register a `PerLayerInputs` filled."""
+    offset: int
+    """First of this layer's P numbers in `inputs`."""
+    gate: Weight
+    """(P, E)."""
+    proj: Weight
+    """(E, P)."""
+    activation: Activation
+    post_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scale:
     """dst *= factor."""
 
@@ -185,7 +222,18 @@ class Head:
     """Ids whose logit is set to -inf on every row."""
 
 
-Op = Embed | Project | Attention | ProjectAdd | GatedFfn | MoeFfn | Scale | Head
+Op = (
+    Embed
+    | Project
+    | Attention
+    | ProjectAdd
+    | GatedFfn
+    | MoeFfn
+    | PerLayerInputs
+    | PerLayerAdd
+    | Scale
+    | Head
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
