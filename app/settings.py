@@ -1,0 +1,261 @@
+"""The settings tree: defaults < config.toml < environment < flags.
+
+The only module that reads the environment. A value out of range or a key nobody knows is an error
+with the place it came from; a removed key names its replacement. Nothing here imports a heavy
+package, so that `--help` and the first paint stay quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from engine.errors import EngineError
+from engine.sampling_params import SamplingParams
+from engine.speculative.options import SpeculationOptions
+
+DEFAULT_MODEL = "smollm2-135m"
+BACKENDS = ("auto", "native", "torch", "cuda", "mlx")
+
+_REMOVED_KEYS: Mapping[str, str] = {}
+"""Keys of older versions -> the key that replaced them."""
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "FORETELL_MODEL": "model",
+    "FORETELL_BACKEND": "backend",
+    "FORETELL_THREADS": "threads",
+    "FORETELL_OFFLINE": "offline",
+    "HF_HUB_OFFLINE": "offline",
+    "FORETELL_SPEC": "speculation.is_enabled",
+    "FORETELL_SPEC_TYPE": "speculation.algorithm",
+    "FORETELL_SPEC_DRAFT": "speculation.window",
+    "FORETELL_SPEC_PMIN": "speculation.min_draft_prob",
+    "FORETELL_SPEC_DRAFT_MODEL": "speculation.drafter_path",
+    "FORETELL_SPEC_GOVERNOR": "speculation.use_governor",
+}
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message names where it stands and its value."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a person can set, with where it takes effect."""
+
+    model: str = DEFAULT_MODEL
+    """Catalog name or path of the model that opens with the program."""
+    context_len: int | None = None
+    """Most tokens a chat may hold; None takes the model's own, bounded by memory."""
+    system_prompt: str = ""
+    """First message of new chats; empty leaves it to the model's template."""
+    theme: str = "textual-dark"
+    """Name of a Textual theme."""
+    backend: str = "auto"
+    """Where models run: auto, native, torch, cuda, mlx."""
+    threads: int = 0
+    """Threads of the native backend; 0 takes the physical cores."""
+    cache_budget_mb: int = 0
+    """Memory for chat caches and checkpoints, MiB; 0 takes a share of what is free."""
+    offline: bool = False
+    """Refuse every connection."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+
+    def __post_init__(self) -> None:
+        """Raises: SettingsError naming the setting and its value when one is out of range."""
+        if self.backend not in BACKENDS:
+            raise SettingsError(
+                f"backend {self.backend!r} is unknown", hint=f"use {', '.join(BACKENDS)}"
+            )
+        for name in ("threads", "cache_budget_mb"):
+            if getattr(self, name) < 0:
+                raise SettingsError(
+                    f"{name} {getattr(self, name)} is out of range", hint="use 0 or more"
+                )
+        if self.context_len is not None and self.context_len < 8:
+            raise SettingsError(
+                f"context_len {self.context_len} is too small", hint="use 8 tokens or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What is read from the environment beside settings."""
+
+    home: Path | None
+    """FORETELL_HOME: one folder for everything, or None for the platform's folders."""
+    hf_endpoint: str
+    hf_token: str | None = field(repr=False)
+    hf_cache: Path
+    ollama_models: Path
+
+
+def read_environment(env: Mapping[str, str] | None = None) -> Environment:
+    """The environment beside settings: folders, hub address and token."""
+    env = os.environ if env is None else env
+    user = Path(env.get("HOME") or env.get("USERPROFILE") or Path.home())
+    cache = Path(env.get("XDG_CACHE_HOME") or user / ".cache")
+    hf_home = Path(env.get("HF_HOME") or cache / "huggingface")
+    return Environment(
+        home=Path(env["FORETELL_HOME"]).expanduser() if env.get("FORETELL_HOME") else None,
+        hf_endpoint=env.get("HF_ENDPOINT") or "https://huggingface.co",
+        hf_token=env.get("HF_TOKEN") or None,
+        hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
+        ollama_models=Path(env.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+    )
+
+
+def load_settings(path: Path, env: Mapping[str, str] | None = None) -> Settings:
+    """Defaults, then the file (if there is one), then the environment.
+
+    Raises: SettingsError naming the file and key, or the variable, that cannot be used.
+    """
+    tree: dict[str, Any] = {}
+    if path.exists():
+        tree = _read_toml(path)
+    settings = _build(Settings, tree, where=str(path))
+    return _apply_environment(settings, os.environ if env is None else env)
+
+
+def save_settings(path: Path, settings: Settings) -> None:
+    """Write what differs from the defaults, keeping comments of an existing file.
+
+    The file is replaced in one step, mode 0600 (a system prompt may be private).
+    Raises: SettingsError when the folder cannot be written.
+    """
+    document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+    _write_table(document, settings, Settings())
+    draft = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(tomlkit.dumps(document), "utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot save settings to {path}: {error.strerror}", hint="check the folder's rights"
+        ) from error
+
+
+def replace_setting(settings: Settings, key: str, value: object) -> Settings:
+    """A copy with `key` ("threads" or "sampling.top_k") set. Raises: SettingsError."""
+    section, _, name = key.rpartition(".")
+    try:
+        if not section:
+            changes: dict[str, Any] = {name: value}
+        else:
+            changes = {section: dataclasses.replace(getattr(settings, section), **{name: value})}
+        return dataclasses.replace(settings, **changes)
+    except EngineError as error:
+        raise SettingsError(str(error), hint=error.hint) from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return dict(tomlkit.parse(path.read_text("utf-8")).unwrap())
+    except (OSError, UnicodeDecodeError, TOMLKitError) as error:
+        raise SettingsError(
+            f"cannot read settings {path}: {error}", hint="correct the file or move it away"
+        ) from error
+
+
+def _build(kind: type, tree: Mapping[str, Any], where: str, prefix: str = "") -> Any:
+    """A dataclass from a TOML table; every unknown key and wrong type is named."""
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        full = prefix + key
+        if key not in hints:
+            raise SettingsError(f"{where}: unknown setting {full!r}", hint=_suggest(full, kind))
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
+            values[key] = _build(hints[key], value, where, prefix=f"{full}.")
+        else:
+            values[key] = _checked(value, hints[key], f"{where}: {full}")
+    try:
+        return kind(**values)
+    except (EngineError, SettingsError) as error:
+        raise SettingsError(f"{where}: {error}", hint=error.hint) from error
+
+
+def _suggest(key: str, kind: type) -> str:
+    if key in _REMOVED_KEYS:
+        return f"it was replaced by {_REMOVED_KEYS[key]!r}"
+    return "known settings: " + ", ".join(f.name for f in dataclasses.fields(kind))
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and bool not in kinds:
+        kinds = ()
+    if not isinstance(value, tuple(k for k in kinds if isinstance(k, type))):
+        names = " or ".join(getattr(k, "__name__", str(k)) for k in kinds) or "another type"
+        raise SettingsError(f"{where} = {value!r} has the wrong type", hint=f"use {names}")
+    return value
+
+
+def _apply_environment(settings: Settings, env: Mapping[str, str]) -> Settings:
+    for variable, key in _ENVIRONMENT.items():
+        text = env.get(variable, "")
+        if not text:
+            continue
+        owner: Any = settings
+        section, _, name = key.rpartition(".")
+        owner = getattr(settings, section) if section else settings
+        hint = get_type_hints(type(owner))[name]
+        try:
+            settings = replace_setting(settings, key, parse_value(text, hint))
+        except (ValueError, SettingsError) as error:
+            hint_text = error.hint if isinstance(error, SettingsError) else ""
+            raise SettingsError(f"{variable}={text}: {error}", hint=hint_text) from error
+    return settings
+
+
+def parse_value(text: str, hint: Any) -> Any:
+    """Text from the environment or a form field as a setting's type. Raises: ValueError."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if type(None) in kinds and text.lower() in ("", "none", "auto"):
+        return None
+    if bool in kinds:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ValueError("is neither on nor off (use 1 or 0)")
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                name = "whole number" if kind is int else "number"
+                raise ValueError(f"is not a {name}") from None
+    return text
+
+
+def _write_table(table: Any, value: Any, default: Any) -> None:
+    for item in dataclasses.fields(value):
+        new, old = getattr(value, item.name), getattr(default, item.name)
+        if dataclasses.is_dataclass(new):
+            if item.name not in table:
+                if new == old:
+                    continue
+                table[item.name] = tomlkit.table()
+            _write_table(table[item.name], new, old)
+        elif new == old or new is None:
+            table.pop(item.name, None)
+        else:
+            table[item.name] = new
