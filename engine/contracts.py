@@ -79,6 +79,8 @@ class LoadedModel:
     """None for a base model: messages are then joined raw with a notice."""
     max_context_len: int
     """What the model was trained for, in tokens."""
+    vocab_size: int
+    """V, the width of a logits row."""
     draft_head: DraftHead | None = None
     """Drafter weights that came with the model or by `SpeculationOptions.drafter_path`."""
     draft_head_refusal: str | None = None
