@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from engine.events import ErrorKind
+
 
 class EngineError(Exception):
     """The engine could not do what was asked; `hint` says what a person can do."""
+
+    kind: ClassVar[ErrorKind] = "failure"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -14,6 +21,12 @@ class EngineError(Exception):
 class ContextFull(EngineError):
     """A prompt does not fit the context; the message carries both numbers in tokens."""
 
+    kind = "does_not_fit"
+
 
 class NoModelLoaded(EngineError):
     """A turn was asked for before a model was loaded."""
+
+
+class HolderBroken(EngineError):
+    """A backend left a cache that no longer matches its tokens; the holder must be dropped."""
