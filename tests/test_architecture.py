@@ -43,7 +43,7 @@ HOME_OF = {
     "torch": ("backends/torch_backend/",),
     "mlx": ("backends/mlx_backend/",),
     "sqlite3": ("storage/",),
-    "sqlite_utils": ("storage/",),
+    "filelock": ("storage/",),
     "httpx": ("storage/",),
     "platformdirs": ("storage/",),
     "tokenizers": ("models/",),

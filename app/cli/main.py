@@ -1,0 +1,95 @@
+"""From arguments to a command, and from its failure to one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+
+from app.cli.output import (
+    DOES_NOT_FIT,
+    EXIT_CODES,
+    FAILURE,
+    INTERRUPTED,
+    MISSING,
+    OFFLINE,
+    OK,
+    USAGE,
+    CommandFailed,
+    note,
+    prepare_streams,
+    say,
+)
+from app.cli.parser import Parser, build_parser
+from app.settings import SettingsError
+from backends.base import BackendError
+from engine.errors import EngineError
+from engine.events import ErrorKind
+
+VERSION = "0.1.0"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    prepare_streams()
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as leaving:  # argparse leaves this way for --help and usage errors
+        return leaving.code if isinstance(leaving.code, int) else USAGE
+    try:
+        return _run(args, parser)
+    except CommandFailed as error:
+        note(f"foretell: {error}" + (f" ({error.hint})" if error.hint else ""))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`| head -1`). Point stdout away so that the exit flush cannot fail too.
+        sys.stdout = None  # type: ignore[assignment]
+        return OK
+
+
+def _run(args: argparse.Namespace, parser: Parser) -> int:
+    if args.version:
+        say(f"foretell {VERSION}")
+        return OK
+    if args.command == "completion":
+        import shtab  # only this command needs it
+
+        say(shtab.complete(parser, shell=args.shell))
+        return OK
+    if args.command is None and not sys.stdin.isatty():
+        args = parser.parse_args([*(["--offline"] if args.offline else []), "ask"])
+    return _dispatch(args)
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    # Imported after --help, --version and usage errors have left.
+    from app.cli.commands import COMMANDS
+    from app.wiring import Wiring
+    from models.errors import ModelError
+    from storage.errors import OfflineError, StorageError
+
+    try:
+        wiring = Wiring.from_environment(is_offline=args.offline)
+        COMMANDS[args.command or "chat"](args, wiring)
+    except OfflineError as error:
+        raise CommandFailed(str(error), hint=error.hint, exit_code=OFFLINE) from error
+    except (SettingsError, EngineError, BackendError, ModelError, StorageError) as error:
+        kind: ErrorKind = getattr(error, "kind", "failure")
+        raise CommandFailed(str(error), hint=error.hint, exit_code=EXIT_CODES[kind]) from error
+    except OSError as error:
+        raise CommandFailed(_os_message(error), exit_code=_os_exit_code(error)) from error
+    return OK
+
+
+def _os_message(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _os_exit_code(error: OSError) -> int:
+    if isinstance(error, FileNotFoundError):
+        return MISSING
+    return DOES_NOT_FIT if error.errno == errno.ENOSPC else FAILURE

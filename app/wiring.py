@@ -1,0 +1,102 @@
+"""Composition root: the one place that sees settings, storage, models, backends and engine.
+
+Making a `Wiring` reads settings and nothing else; each method imports what it needs when it is
+called, so that listing chats opens no model and the first paint comes before any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.services import Services
+from app.settings import Environment, Settings, load_settings, read_environment, save_settings
+from storage.errors import ModelNotFound
+from storage.paths import Paths
+
+if TYPE_CHECKING:
+    from app.library import Library
+    from engine.events import EngineEvent
+    from engine.host import EngineHost
+    from models.loader import Loader
+    from storage.chats import ChatStore
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model file and what it is called."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Everything a command or the screen is built from."""
+
+    paths: Paths
+    settings: Settings
+    environment: Environment
+
+    @classmethod
+    def from_environment(cls, *, is_offline: bool = False) -> Wiring:
+        """Settings from file and environment. Raises: SettingsError."""
+        environment = read_environment()
+        paths = Paths(environment.home)
+        settings = load_settings(paths.config_file)
+        return cls(paths, replace(settings, offline=settings.offline or is_offline), environment)
+
+    @property
+    def library(self) -> Library:
+        """Models on this machine and in the catalog."""
+        from app.library import Library
+
+        return Library(self.paths, self.settings, self.environment)
+
+    def find_model(self, name: str) -> FoundModel:
+        """The file a catalog name, file stem or path means. Raises: ModelNotFound."""
+        path = self.library.find(name)
+        if path is None:
+            raise ModelNotFound(
+                f"no model {name!r} here", hint=f"get it with 'foretell models pull {name}'"
+            )
+        return FoundModel(name=path.stem if name.endswith(".gguf") else name, path=path)
+
+    def open_chats(self) -> ChatStore:
+        """The chat store, owned by the calling thread. Raises: StorageError."""
+        from storage.chats import ChatStore
+        from storage.database import Database
+
+        return ChatStore(Database(self.paths.database_file))
+
+    def loader(self, settings: Settings | None = None) -> Loader:
+        """Opens model files on the backend the settings name; imports the backend when called."""
+        from backends.select import select_backend
+        from models.loader import Loader
+
+        settings = settings or self.settings
+        return Loader(
+            backend_factory=lambda: select_backend(settings.backend, threads=settings.threads),
+            cache_dir=self.paths.cache_dir,
+        )
+
+    def start_engine(
+        self, settings: Settings, on_event: Callable[[EngineEvent], None]
+    ) -> EngineHost:
+        """Start the engine thread; events come on that thread."""
+        from engine.host import EngineHost
+
+        return EngineHost(self.loader(settings), on_event)
+
+    def services(self, settings: Settings, *, chat_id: str | None = None) -> Services:
+        """What the screens are built from."""
+        return Services(
+            settings=settings,
+            save_settings=lambda new: save_settings(self.paths.config_file, new),
+            open_chats=self.open_chats,
+            models=self.library,
+            start_engine=lambda on_event: self.start_engine(settings, on_event),
+            chat_id=chat_id,
+        )
