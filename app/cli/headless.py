@@ -20,7 +20,6 @@ from engine.events import (
     TurnFinished,
 )
 
-
 STOP_TIMEOUT_S = 10.0
 """Longest wait for the engine thread to end; one step and the cache release take far less."""
 
