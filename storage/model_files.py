@@ -1,0 +1,306 @@
+"""GGUF files on this machine: the program's own folder, and other programs' files in place.
+
+Looks at names and sizes only; what is inside a file is the model loader's part. Files of other
+programs (Hugging Face cache, Ollama, further folders) are read, never written or deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, Literal
+
+from storage.errors import ModelNotFound, StorageError
+
+Origin = Literal["foretell", "huggingface", "ollama", "folder"]
+
+PART_SUFFIX: Final = ".part"
+"""Ending of a download that is not whole yet; never listed as a model."""
+
+_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
+"""Names of split models. Source: llama.cpp tools/gguf-split, LLM_SPLIT naming."""
+
+_OLLAMA_MODEL_LAYER: Final = "application/vnd.ollama.image.model"
+"""Source: Ollama's manifests (JSON, one per tag)."""
+
+_OLLAMA_DEFAULT: Final = ("registry.ollama.ai", "library")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model that lies on this machine."""
+
+    name: str
+    """What a person types; unique in one listing."""
+    path: Path
+    """The GGUF file; of a split model the first one."""
+    size_bytes: int
+    """Of all shards together."""
+    origin: Origin
+    shards: tuple[Path, ...] = ()
+    """Every file of a split model in order; empty for a single file."""
+    sha256: str | None = None
+    """Hash of the content where the place it lies in states it; not computed here."""
+    is_complete: bool = True
+    """False when shards are missing."""
+
+    @property
+    def can_remove(self) -> bool:
+        """Whether the file is this program's own."""
+        return self.origin == "foretell"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """What an unfinished download has left."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    total_bytes: int | None
+    """Size of the whole file where it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Every place where models may lie. Reads the file system at each call, keeps nothing."""
+
+    models_dir: Path
+    """The program's own folder."""
+    hf_cache: Path | None = None
+    """The hub cache of huggingface_hub (`.../hub`)."""
+    ollama_dir: Path | None = None
+    """An Ollama store (`.ollama/models`)."""
+    extra_dirs: tuple[Path, ...] = ()
+    """Further folders of GGUF files, searched with their subfolders."""
+
+    def installed(self) -> list[ModelFile]:
+        """Every model that was found, the program's own first, names made unique."""
+        found = list(scan_folder(self.models_dir, "foretell"))
+        for folder in self.extra_dirs:
+            found += scan_folder(folder, "folder")
+        if self.hf_cache is not None:
+            found += scan_hf_cache(self.hf_cache)
+        if self.ollama_dir is not None:
+            found += scan_ollama(self.ollama_dir)
+        return _with_unique_names(found)
+
+    def parts(self) -> list[PartFile]:
+        """Unfinished downloads in the program's own folder."""
+        return [_part(path, self.models_dir) for path in _walk(self.models_dir, PART_SUFFIX)]
+
+    def resolve(self, name: str) -> ModelFile:
+        """The model a name or a path means.
+
+        A path that exists wins, then an exact name, then the same in other letter case.
+        Raises: ModelNotFound with near names.
+        """
+        path = Path(name).expanduser()
+        if _is_path(name) and path.is_file():
+            return _from_path(path.absolute())
+        models = self.installed()
+        for fits in (operator.eq, _equal_ignoring_case):
+            for model in models:
+                if fits(model.name, name) or fits(model.path.name, name):
+                    return model
+        near = get_close_matches(name, [model.name for model in models], n=3, cutoff=0.5)
+        raise ModelNotFound(
+            f"no model or file {name!r}",
+            hint=f"did you mean {', '.join(near)}?" if near else "foretell models list shows all",
+        )
+
+    def remove(self, model: ModelFile) -> bool:
+        """Move the model's files to the trash, or delete them where there is none.
+
+        Returns True when they are in the trash.
+        Raises: StorageError when the file is not this program's own, or is in use.
+        """
+        if not model.can_remove:
+            raise StorageError(
+                f"{model.path} belongs to another program", hint=f"remove it there ({model.origin})"
+            )
+        in_trash = True
+        for path in model.shards or (model.path,):
+            in_trash = _discard(path) and in_trash
+        _record(model.path).unlink(missing_ok=True)
+        self._drop_empty_folder(model.path.parent)
+        return in_trash
+
+    def remove_part(self, name: str) -> bool:
+        """Delete what unfinished downloads of a name have kept; False when there was nothing."""
+        parts = [part for part in self.parts() if name in (part.name, part.path.parent.name)]
+        for part in parts:
+            part.path.unlink(missing_ok=True)
+            part.path.with_name(part.path.name + ".json").unlink(missing_ok=True)
+            self._drop_empty_folder(part.path.parent)
+        return bool(parts)
+
+    def _drop_empty_folder(self, folder: Path) -> None:
+        if folder != self.models_dir and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def scan_folder(folder: Path, origin: Origin) -> Iterator[ModelFile]:
+    """GGUF files below a folder; shards of one model are one entry."""
+    yield from _group(_walk(folder, ".gguf"), origin, folder)
+
+
+def scan_hf_cache(cache: Path) -> Iterator[ModelFile]:
+    """GGUF files in a hub cache, newest snapshot of each file.
+
+    Source: huggingface_hub cache layout, `models--OWNER--NAME/snapshots/REV/FILE` -> blob; the
+    blob of a large file is named by its SHA-256.
+    """
+    for repo in sorted(_folders(cache, "models--*")):
+        snapshots = sorted(_folders(repo / "snapshots", "*"), key=_mtime, reverse=True)
+        seen: set[str] = set()
+        for snapshot in snapshots:
+            paths = [
+                path
+                for path in _walk(snapshot, ".gguf")
+                if path.relative_to(snapshot).as_posix() not in seen
+            ]
+            seen.update(path.relative_to(snapshot).as_posix() for path in paths)
+            for model in _group(paths, "huggingface"):
+                blob = model.path.resolve().name
+                is_hash = re.fullmatch(r"[0-9a-f]{64}", blob) is not None and not model.shards
+                yield replace(model, sha256=blob if is_hash else None)
+
+
+def scan_ollama(store: Path) -> Iterator[ModelFile]:
+    """Models of an Ollama store whose weights are here.
+
+    Source: Ollama's store, `manifests/HOST/NAMESPACE/MODEL/TAG` (JSON) -> `blobs/sha256-...`.
+    """
+    manifests = store / "manifests"
+    for manifest in sorted(_files(manifests)):
+        digest = _ollama_digest(manifest)
+        blob = store / "blobs" / f"sha256-{digest}"
+        parts = manifest.relative_to(manifests).parts
+        if digest is None or len(parts) != 4 or not blob.is_file():
+            continue
+        host, namespace, model, tag = parts
+        prefix = "" if (host, namespace) == _OLLAMA_DEFAULT else f"{namespace}/"
+        yield ModelFile(
+            f"ollama:{prefix}{model}:{tag}", blob, blob.stat().st_size, "ollama", sha256=digest
+        )
+
+
+def _ollama_digest(manifest: Path) -> str | None:
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL_LAYER]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not a manifest: the store may hold other files
+    match = re.fullmatch(r"sha256[:-]([0-9a-f]{64})", digests[0]) if digests else None
+    return match[1] if match else None
+
+
+def _group(paths: Iterable[Path], origin: Origin, root: Path | None = None) -> Iterator[ModelFile]:
+    shards: dict[tuple[Path, str, int], list[Path]] = {}
+    for path in paths:
+        match = _SHARD.match(path.stem)
+        if match:
+            key = (path.parent, match["stem"], int(match["total"]))
+            shards.setdefault(key, []).append(path)
+        elif not path.name.startswith("mmproj"):  # image projectors are no language models
+            yield ModelFile(path.stem, path, path.stat().st_size, origin)
+    for (folder, stem, total), files in shards.items():
+        yield ModelFile(
+            # The program's own split models lie in a folder of their name.
+            folder.name if origin == "foretell" and folder != root else stem,
+            files[0],
+            sum(path.stat().st_size for path in files),
+            origin,
+            shards=tuple(files),
+            is_complete=len(files) == total,
+        )
+
+
+def _from_path(path: Path) -> ModelFile:
+    match = _SHARD.match(path.stem)
+    paths = [path]
+    if match is not None:
+        same = (other for other in _walk(path.parent, ".gguf") if other.parent == path.parent)
+        paths = [p for p in same if (m := _SHARD.match(p.stem)) and m["stem"] == match["stem"]]
+    return next(_group(paths, "folder"))
+
+
+def _walk(folder: Path, suffix: str) -> list[Path]:
+    """Files with this ending below a folder, sorted; dangling links and closed folders skipped."""
+    return [path for path in _files(folder) if path.name.lower().endswith(suffix)]
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in found if path.is_file())
+
+
+def _folders(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in folder.glob(pattern) if path.is_dir()]
+
+
+def _mtime(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _is_path(name: str) -> bool:
+    return name.lower().endswith(".gguf") or "/" in name or os.sep in name
+
+
+def _equal_ignoring_case(left: str, right: str) -> bool:
+    return left.casefold() == right.casefold()
+
+
+def _with_unique_names(models: list[ModelFile]) -> list[ModelFile]:
+    counts = Counter(model.name for model in models)
+    taken: set[str] = set()
+    unique: list[ModelFile] = []
+    for model in models:
+        name = model.name
+        if counts[name] > 1 and name in taken:
+            name = str(model.path)
+        taken.add(name)
+        unique.append(replace(model, name=name))
+    return unique
+
+
+def _part(path: Path, models_dir: Path) -> PartFile:
+    total: int | None = None
+    try:
+        total = json.loads(path.with_name(path.name + ".json").read_bytes())["size_bytes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        total = None  # a part without its note starts over; it still can be listed and removed
+    name = path.name.removesuffix(PART_SUFFIX).removesuffix(".gguf")
+    return PartFile(name, path, path.stat().st_size, total)
+
+
+def _discard(path: Path) -> bool:
+    from send2trash import (  # type: ignore[import-untyped]
+        TrashPermissionError,
+        send2trash,
+    )
+
+    try:
+        send2trash(path)
+    except (OSError, TrashPermissionError):
+        # No trash on this volume (a server, a network share): the person was asked before.
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot remove {path}: {error.strerror}", hint="close the chat that uses it"
+            ) from error
+        return False
+    return True
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
