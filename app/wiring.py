@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.host import EngineHost
     from models.loader import Loader
     from storage.chats import ChatStore
+    from storage.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,14 @@ class Wiring:
     def open_chats(self) -> ChatStore:
         """The chat store, owned by the calling thread. Raises: StorageError."""
         from storage.chats import ChatStore
+
+        return ChatStore(self.open_database())
+
+    def open_database(self) -> Database:
+        """The database, owned by the calling thread. Raises: StorageError."""
         from storage.database import Database
 
-        return ChatStore(Database(self.paths.database_file))
+        return Database(self.paths.database_file)
 
     def loader(self, settings: Settings | None = None) -> Loader:
         """Opens model files on the backend the settings name; imports the backend when called."""

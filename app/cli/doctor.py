@@ -1,0 +1,59 @@
+"""`foretell doctor`: what this machine can run, what is set up, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import sys
+
+import psutil
+
+from app.cli.output import say, say_json, size_text
+from app.wiring import Wiring
+
+
+def run_doctor(args: argparse.Namespace, wiring: Wiring) -> None:
+    """One line per finding; `--json` gives one object."""
+    findings = {**_machine(), **_backends(wiring), **_places(wiring)}
+    if args.json:
+        say_json(findings)
+        return
+    for name, value in findings.items():
+        say(f"{name:18} {value}")
+
+
+def _machine() -> dict[str, str]:
+    memory = psutil.virtual_memory()
+    return {
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical",
+        "memory": f"{size_text(memory.available)} free of {size_text(memory.total)}",
+    }
+
+
+def _backends(wiring: Wiring) -> dict[str, str]:
+    from backends.select import describe_backends
+
+    found = {f"backend {row.name}": row.text for row in describe_backends()}
+    picked = f"{wiring.settings.backend} (setting)"
+    return {"backend": picked, **found, "mlx installed": str(_is_installed("mlx"))}
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _places(wiring: Wiring) -> dict[str, str]:
+    found = wiring.library.find(wiring.settings.model)
+    wanted = f"{wiring.settings.model}: " + (
+        str(found) if found else f"missing (foretell models pull {wiring.settings.model})"
+    )
+    return {
+        "model": wanted,
+        "models": str(wiring.paths.models_dir),
+        "chats": str(wiring.paths.database_file),
+        "settings": str(wiring.paths.config_file),
+        "offline": str(wiring.settings.offline),
+    }
