@@ -185,6 +185,16 @@ def spec_scenario(prompts: dict[str, str]) -> Scenario:
     )
 
 
+def agent_scenario(prompts: dict[str, str]) -> Scenario:
+    """Turns as a tool-using program makes them: long shared prompt, JSON in, JSON out (S61)."""
+    turns = [part.strip() for part in prompts["agent_turns"].split("\n---\n")]
+    return Scenario(
+        name="agent",
+        system=prompts["agent_system"].strip(),
+        turns=tuple(BenchTurn(f"turn_{i + 1}", text, 96) for i, text in enumerate(turns)),
+    )
+
+
 def recommend(figures: Sequence[PairedFigure], *, window: int | None) -> str:
     """A sentence a person can act on."""
     ratios = {figure.turn: figure.ratio for figure in figures}

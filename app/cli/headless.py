@@ -9,16 +9,25 @@ from typing import Self
 
 from app.cli.output import CommandFailed, failed
 from app.services import EngineHandle
-from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn
+from engine.commands import (
+    CancelTurn,
+    ForgetChat,
+    LoadModel,
+    Stop,
+    SubmitTurn,
+    UpdateSpeculation,
+)
 from engine.events import (
     EngineEvent,
     EngineFailed,
     ModelFailed,
     ModelInfo,
     ModelLoaded,
+    SpeculationChanged,
     TurnFailed,
     TurnFinished,
 )
+from engine.speculative.options import SpeculationOptions
 
 STOP_TIMEOUT_S = 10.0
 """Longest wait for the engine thread to end; one step and the cache release take far less."""
@@ -71,6 +80,24 @@ class HeadlessEngine:
         except KeyboardInterrupt:
             self._host.submit(CancelTurn(command.request_id))
             raise
+
+    def run_turn(self, turn: SubmitTurn) -> TurnFinished:
+        """Answer a turn; deltas are thrown away. Raises: CommandFailed when it fails."""
+        for event in self.answer(turn):
+            if isinstance(event, TurnFinished):
+                return event
+        raise AssertionError("a turn ends with TurnFinished")
+
+    def update_speculation(self, options: SpeculationOptions) -> None:
+        """Switch the policy; returns when the engine has applied it."""
+        self._host.submit(UpdateSpeculation(options))
+        for event in self._read():
+            if isinstance(event, SpeculationChanged):
+                return
+
+    def forget(self, chat_id: str) -> None:
+        """Release a chat's holder."""
+        self._host.submit(ForgetChat(chat_id))
 
     def _read(self) -> Iterator[EngineEvent]:
         while True:
