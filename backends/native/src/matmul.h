@@ -1,0 +1,66 @@
+/* What the instruction sets share: the panel loop (matmul.c) and what each one supplies to it.
+ *
+ * The arithmetic, the same on every processor: per block of 32 inputs and output lane
+ *     i_s = sum of (code - offset) * q over the inputs of scale s     exact int32
+ *     t   = float(i_0) * scale_0;  t = fma(float(i_1), scale_1, t)    second term only with two scales
+ *     t   = fma(min_s, float(sum of q over s), t)                     only with minimums, s ascending
+ *     acc = fma(t, activation scale, acc)                             blocks ascending
+ * and for float weights acc_0 (even k) and acc_1 (odd k) by fma, k ascending, then acc_0 + acc_1.
+ */
+#ifndef FORETELL_MATMUL_H
+#define FORETELL_MATMUL_H
+
+#include "layout.h"
+
+#define FT_TILE 8           /* rows that share one read of a panel */
+#define FT_PANEL_BLOCKS 64  /* blocks unpacked at once when many rows use them: 32 KB of codes, fits L1 */
+#define FT_SIDE_WORDS (FT_MAX_COLS / FT_BLOCK * 3 * FT_TILE)
+
+/* Unpacked weights of some blocks of one group. */
+typedef struct ft_panel {
+    uint8_t codes[FT_PANEL_BLOCKS * FT_CODE_BYTES];
+    float scale[FT_PANEL_BLOCKS * 2 * FT_GROUP]; /* [blocks][scales_per_block][16] */
+    float min[FT_PANEL_BLOCKS * 2 * FT_GROUP];
+} ft_panel;
+
+/* Per block of a row tile: activation scales, then per weight scale the sum term of each row. The sum
+ * term is float(sum of q) where the type has minimums, else int32 -offset * sum of q. */
+typedef union ft_side {
+    float f;
+    int32_t i;
+} ft_side;
+
+/* Up to FT_TILE activation rows against one panel. */
+typedef struct ft_tile {
+    const ft_panel *panel;
+    const int8_t *q[FT_TILE]; /* at the panel's first block */
+    const ft_side *side;      /* [blocks][1 + scales_per_block][FT_TILE] */
+    int blocks;
+    int rows;
+    float *acc; /* [FT_TILE][16], 64-byte aligned, added to */
+} ft_tile;
+
+typedef struct ft_scratch {
+    ft_panel panel;
+    float acc[FT_TILE * FT_GROUP];
+    int32_t products[2 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
+    ft_side side[FT_SIDE_WORDS];
+} ft_scratch;
+
+typedef struct ft_ops {
+    /* Fill codes, scale, min of the panel from block `at` on with one chunk. */
+    void (*unpack)(const ft_layout *l, const uint8_t *chunk, int blocks, ft_panel *panel, int at);
+    void (*tile)(const ft_layout *l, const ft_tile *t);
+    /* y[rows, 16] of one group of float weights; `lanes` outputs are written. */
+    void (*float_tile)(const ft_matrix *w, const uint8_t *group, const float *const *x, int rows, float *acc);
+} ft_ops;
+
+void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy,
+                   int g0, int g1, void *scratch);
+/* Unpack blocks [first, first + blocks) of a group; `first` is a multiple of 8. */
+void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
+                     ft_panel *panel);
+
+extern const ft_kernels ft_portable_kernels;
+
+#endif
