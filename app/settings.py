@@ -101,6 +101,8 @@ class Environment:
     hf_token: str | None = field(repr=False)
     hf_cache: Path
     ollama_models: Path
+    peer_python: str | None = None
+    """FORETELL_PEER_PYTHON: the Python that has llama-cpp-python, for `bench peers`."""
 
 
 def read_environment(env: Mapping[str, str] | None = None) -> Environment:
@@ -115,6 +117,7 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
         hf_token=env.get("HF_TOKEN") or None,
         hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
         ollama_models=Path(env.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+        peer_python=env.get("FORETELL_PEER_PYTHON") or None,
     )
 
 

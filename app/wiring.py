@@ -88,6 +88,12 @@ class Wiring:
             cache_dir=self.paths.cache_dir,
         )
 
+    def read_bandwidth_gb_s(self, settings: Settings) -> float:
+        """Measured memory read bandwidth with the threads models run on, GB/s."""
+        from backends.native.library import read_bandwidth_gb_s
+
+        return read_bandwidth_gb_s(settings.threads)
+
     def start_engine(
         self, settings: Settings, on_event: Callable[[EngineEvent], None]
     ) -> EngineHost:
