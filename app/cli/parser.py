@@ -31,9 +31,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with the usage exit code."""
-        for old, new in _REMOVED_FLAGS.items():
-            if f" {old}" in f" {message}".replace("=", " "):
-                message = f"{old} was removed: use {new}"
+        for word in message.replace("=", " ").split():
+            if word in _REMOVED_FLAGS:
+                message = f"{word} was removed: use {_REMOVED_FLAGS[word]}"
         self.exit(USAGE, f"foretell: {message} (see '{self.prog} --help')\n")
 
 
