@@ -14,7 +14,8 @@ DEV_STAMP := .venv/.installed-dev
 .PHONY: chat test check check-native soak bench clean
 
 chat: $(STAMP)
-	@$(BIN)/foretell models path smollm2-135m > .venv/model-path 2> .venv/model-error || $(BIN)/foretell models pull smollm2-135m
+	@$(BIN)/foretell models path smollm2-135m >.venv/model-path 2>&1 </dev/null || \
+		$(BIN)/foretell models pull smollm2-135m 1>&2 </dev/null
 	@$(BIN)/foretell
 
 test: $(DEV_STAMP)
