@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from storage.answers import AnswerWriter, is_running, settle_answer, this_process
+from storage.chat_search import SearchHit, search_chats
 from storage.database import Database
 from storage.errors import ChatGone, StorageError
 
@@ -167,6 +168,10 @@ class ChatStore:
         with self._db.transaction() as db:
             if db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 0:
                 raise _gone(chat_id)
+
+    def search(self, text: str) -> list[SearchHit]:
+        """Chats with every word of `text` in the title or in one message, newest change first."""
+        return search_chats(self._db, text)
 
     # Messages
 

@@ -1,0 +1,320 @@
+"""`ForetellApp`: screens, global keys, and the routing of engine events by chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from rich.text import Text
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.signal import Signal
+
+from app.bridge import EngineBridge, EngineEventArrived
+from app.clipboard import copy_with_tool
+from app.conversations import Conversations
+from app.downloads import Download, DownloadChanged, Downloads
+from app.errors import describe, describe_info
+from app.screens.chat import ChatScreen
+from app.services import EngineHandle, Services
+from app.settings import DEFAULT_MODEL, Settings, SettingsError
+from app.widgets.status_bar import Phase, Status
+from engine.commands import LoadModel, UpdateSpeculation
+from engine.events import (
+    EngineEvent,
+    EngineFailed,
+    ErrorInfo,
+    ModelFailed,
+    ModelInfo,
+    ModelLoaded,
+    ModelLoading,
+    Notice,
+    PrefillProgress,
+    SpeculationChanged,
+    TextDelta,
+    TurnFailed,
+    TurnFinished,
+    TurnStarted,
+)
+from engine.speculative.options import SpeculationOptions
+from storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What is known of the model that answers."""
+
+    name: str = ""
+    phase: Phase = "starting"
+    fraction: float | None = None
+    info: ModelInfo | None = None
+    error: ErrorInfo | None = None
+    algorithm: str | None = None
+    declined: str | None = None
+
+
+class ForetellApp(App[None]):
+    """The program on the screen. Everything from outside comes in as `Services`."""
+
+    TITLE = "Foretell"
+    CSS = resources.files("assets").joinpath("foretell.tcss").read_text("utf-8")
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS = [
+        Binding("f1", "help", "Help", id="app.help"),
+        Binding("f2", "settings", "Settings", id="app.settings"),
+        Binding("f3", "models", "Models", id="app.models"),
+        Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True, show=False),
+    ]
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self.services = services
+        self.settings: Settings = services.settings
+        self.model = ModelState()
+        self.bridge = EngineBridge(services.start_engine, self.post_message)
+        self.downloads = Downloads(services.models, self._run_thread, self.post_message)
+        self.download_moved: Signal[Download] = Signal(self, "download")
+        """For screens that show downloads."""
+        self._conversations: Conversations | None = None
+        self._chat_screen: ChatScreen | None = None
+
+    @property
+    def conversations(self) -> Conversations:
+        """The chats; there once the database is open."""
+        assert self._conversations is not None, "opened in on_mount"
+        return self._conversations
+
+    @property
+    def chat_screen(self) -> ChatScreen:
+        """The chat screen, also while another one covers it."""
+        assert self._chat_screen is not None, "made in on_mount"
+        return self._chat_screen
+
+    # -- start and end -----------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Open the chats and paint; the engine starts after the first paint."""
+        if self.settings.theme in self.available_themes:
+            self.theme = self.settings.theme
+        try:
+            store = self.services.open_chats()
+        except (StorageError, OSError) as error:
+            self.exit(return_code=1, message=Text(f"foretell: {describe(error).line}"))
+            return
+        self._conversations = Conversations(store, self.bridge.submit, lambda: self.settings)
+        self._chat_screen = ChatScreen(self.services.chat_id)
+        self.push_screen(self._chat_screen)
+        self.call_after_refresh(self._run_thread, self._start_engine)
+
+    def _start_engine(self) -> None:
+        handle = self.bridge.start()
+        path = self.services.models.find(self.settings.model)
+        self.call_from_thread(self._use_engine, handle, path)
+
+    def _use_engine(self, handle: EngineHandle, path: Path | None) -> None:
+        self.bridge.attach(handle)
+        self.use_model(self.settings.model, path)
+
+    async def action_quit(self) -> None:
+        """Leave; what running answers have so far is stored first."""
+        if self._conversations is not None:
+            self.chat_screen.save_draft()
+            self._tell_errors(self._conversations.keep_partials)
+        self.downloads.cancel_all()
+        self.exit()
+
+    def on_unmount(self) -> None:
+        """Stop the engine thread."""
+        self.bridge.close()
+
+    # -- engine events -----------------------------------------------------------
+
+    async def on_engine_event_arrived(self, message: EngineEventArrived) -> None:
+        """Route an event: model and engine here, turns to their chat."""
+        try:
+            await self._route(message.event)
+        except StorageError as error:
+            self.show_error(error)
+
+    async def _route(self, event: EngineEvent) -> None:
+        match event:
+            case TurnStarted() | PrefillProgress() | TextDelta() | TurnFinished() | TurnFailed():
+                if turn := self.conversations.apply(event):
+                    text = event.text if isinstance(event, TextDelta) else ""
+                    await self.chat_screen.show_turn(turn, text)
+            case ModelLoading():
+                self._set_model(phase="loading", name=event.name, fraction=event.fraction)
+            case ModelLoaded():
+                self._on_model_loaded(event.info)
+            case ModelFailed():
+                await self._on_model_failed(event.name, event.error)
+            case SpeculationChanged():
+                self._set_model(algorithm=event.algorithm, declined=event.declined)
+            case Notice():
+                self.notify(event.text, markup=False)
+            case EngineFailed():
+                self._set_model(phase="failed", error=event.error, fraction=None)
+                for turn in self.conversations.fail_all(event.error):
+                    await self.chat_screen.show_turn(turn)
+                self._notify_error(event.error)
+
+    def _on_model_loaded(self, info: ModelInfo) -> None:
+        algorithm = info.algorithms[0] if info.algorithms else None
+        self._set_model(
+            name=info.name,
+            phase="ready",
+            fraction=None,
+            info=info,
+            error=None,
+            algorithm=algorithm,
+            declined=info.refusal,
+        )
+        self.conversations.use_model(info.name)
+        self.chat_screen.show_model()
+
+    async def _on_model_failed(self, name: str, error: ErrorInfo) -> None:
+        self.model = ModelState(name, "failed", error=error)
+        for turn in self.conversations.fail_waiting(error):
+            await self.chat_screen.show_turn(turn)
+        self._notify_error(error)
+        self.chat_screen.show_model()
+
+    def _set_model(self, **changes: object) -> None:
+        self.model = replace(self.model, **changes)  # type: ignore[arg-type]
+        self.chat_screen.show_status()
+
+    def status(self) -> Status:
+        """What the status bar says of the model; the chat adds its turn."""
+        info = self.model.info
+        return Status(
+            model=self.model.name,
+            phase=self.model.phase,
+            fraction=self.model.fraction,
+            context_len=info.context_len if info else 0,
+            is_spec_enabled=self.settings.speculation.is_enabled,
+            algorithm=self.model.algorithm,
+            declined=self.model.declined,
+        )
+
+    # -- models --------------------------------------------------------------------
+
+    def use_model(self, name: str, path: Path | None) -> None:
+        """Load a model for every chat; without a file say what to do."""
+        if path is None:
+            self.model = ModelState(name, "no model")
+            self.chat_screen.show_model()
+            return
+        self.conversations.model = ""
+        self.model = ModelState(name, "loading", fraction=0.0)
+        self.bridge.submit(
+            LoadModel(path, name, self.settings.context_len, self.settings.speculation)
+        )
+        self.chat_screen.show_model()
+
+    def download_default(self) -> None:
+        """Get the model to begin with; it is loaded when it is whole."""
+        if self.downloads.start(DEFAULT_MODEL):
+            self.chat_screen.show_model()
+
+    def on_download_changed(self, message: DownloadChanged) -> None:
+        """Show progress where it is looked at; use a first model at once."""
+        download = message.download
+        self.downloads.take(download)
+        if download.error:
+            self.notify(download.error, title=download.name, severity="error", markup=False)
+        if download.path is not None and self.model.phase == "no model":
+            self.use_model(download.name, download.path)
+        elif download.path is not None:
+            self.notify(f"{download.name} is ready: F3 to use it", markup=False)
+        self.chat_screen.show_model()
+        self.download_moved.publish(download)
+
+    # -- settings ------------------------------------------------------------------
+
+    def change_settings(self, settings: Settings) -> None:
+        """Use and save new settings; what the engine can change at once, it changes.
+
+        Raises: SettingsError when they cannot be saved; they are used all the same.
+        """
+        old, self.settings = self.settings, settings
+        if settings.speculation != old.speculation:
+            self.bridge.submit(UpdateSpeculation(settings.speculation))
+        if settings.theme in self.available_themes and settings.theme != self.theme:
+            self.theme = settings.theme
+        self.chat_screen.show_status()
+        self.services.save_settings(settings)
+
+    def action_toggle_speculation(self) -> None:
+        """Switch speculation for the running answer and all later ones."""
+        options: SpeculationOptions = self.settings.speculation
+        is_enabled = not options.is_enabled
+        self._tell_errors(
+            lambda: self.change_settings(
+                replace(self.settings, speculation=replace(options, is_enabled=is_enabled))
+            )
+        )
+
+    def watch_theme(self, theme: str) -> None:
+        """Remember a theme that was picked in the palette."""
+        if self._chat_screen is not None and theme != self.settings.theme:
+            self._tell_errors(lambda: self.change_settings(replace(self.settings, theme=theme)))
+
+    # -- screens, palette, messages ---------------------------------------------------
+
+    def action_settings(self) -> None:
+        """Open the settings."""
+        from app.screens.settings import SettingsScreen
+
+        self._open(SettingsScreen)
+
+    def action_models(self) -> None:
+        """Open the models."""
+        from app.screens.models import ModelsScreen
+
+        self._open(ModelsScreen)
+
+    def action_help(self) -> None:
+        """Open the help."""
+        from app.screens.help import HelpScreen
+
+        self._open(HelpScreen)
+
+    def _open(self, kind: type[Screen[None]]) -> None:
+        if not any(isinstance(screen, kind) for screen in self.screen_stack):
+            self.push_screen(kind())
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Everything the palette offers: what the keys do, by name."""
+        yield from super().get_system_commands(screen)
+        yield SystemCommand("Settings", "Speculation, sampling, theme (F2)", self.action_settings)
+        yield SystemCommand("Models", "Get, use and delete models (F3)", self.action_models)
+        yield SystemCommand("Help", "What the keys do (F1)", self.action_help)
+        if self._chat_screen is not None:
+            yield from self._chat_screen.palette_commands()
+
+    def copy(self, text: str, what: str) -> None:
+        """Copy by the terminal's escape and by a local tool."""
+        self.copy_to_clipboard(text)
+        self._run_thread(lambda: copy_with_tool(text))
+        self.notify(f"Copied {what}", timeout=2, markup=False)
+
+    def show_error(self, error: BaseException) -> None:
+        """One line about an exception, with what to do."""
+        described = describe(error)
+        self.notify(described.line, title=described.title, severity="error", markup=False)
+
+    def _notify_error(self, error: ErrorInfo) -> None:
+        described = describe_info(error)
+        self.notify(described.line, title=described.title, severity="error", markup=False)
+
+    def _tell_errors(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (StorageError, SettingsError, OSError) as error:
+            self.show_error(error)
+
+    def _run_thread(self, work: Callable[[], object]) -> None:
+        self.run_worker(work, thread=True, exit_on_error=True)

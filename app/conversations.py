@@ -1,0 +1,351 @@
+"""Chats while the program runs: questions, running answers, versions. It knows no widgets.
+
+Answers go on whether their chat is on the screen or not: every engine event comes here first, the
+text goes to the store, and the screen is told only afterwards. Lives on the UI thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from app.errors import describe_info
+from app.settings import Settings
+from app.widgets.chat_list import ChatEntry, Mark
+from app.widgets.message import ShownMessage
+from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
+from engine.events import (
+    EngineEvent,
+    ErrorInfo,
+    FinishReason,
+    PrefillProgress,
+    TextDelta,
+    TurnFailed,
+    TurnFinished,
+    TurnStarted,
+    TurnStats,
+)
+
+if TYPE_CHECKING:
+    from storage.answers import AnswerWriter
+    from storage.chats import ChatStore, StoredMessage
+
+_NOTES: Mapping[FinishReason, str] = {
+    "length": "cut at the token limit",
+    "context": "the context is full",
+    "repetition": "stopped: it repeated itself",
+}
+
+
+@dataclass(slots=True)
+class Turn:
+    """One answer on its way, from the question to its last token."""
+
+    command: SubmitTurn
+    writer: AnswerWriter
+    question_id: int
+    question: str
+    model: str
+    phase: Literal["waiting", "reading", "answering", "ended"] = "waiting"
+    """waiting: for the model to be loaded, or for its place in the queue."""
+    is_submitted: bool = False
+    fraction: float = 0.0
+    """Share of the prompt that was read, 0 to 1."""
+    text: str = ""
+    stats: TurnStats = field(default_factory=TurnStats)
+    context_used: int = 0
+    dropped_messages: int = 0
+    error: ErrorInfo | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The engine's name of the turn."""
+        return self.command.request_id
+
+    @property
+    def chat_id(self) -> str:
+        """The chat it belongs to."""
+        return self.command.chat_id
+
+    @property
+    def message_id(self) -> int:
+        """The answer's row in the store."""
+        return self.writer.message_id
+
+    def shown(self, version: tuple[int, int] = (1, 1)) -> ShownMessage:
+        """The answer as the transcript shows it now."""
+        return ShownMessage(
+            message_id=self.message_id,
+            role="assistant",
+            text=self.text,
+            state="streaming" if self.text else "waiting",
+            stats=self.stats,
+            version=version[0],
+            num_versions=version[1],
+        )
+
+
+class Conversations:
+    """Every chat of the store, with the answers that run in them."""
+
+    def __init__(
+        self,
+        store: ChatStore,
+        submit: Callable[[Command], None],
+        settings: Callable[[], Settings],
+    ) -> None:
+        self.store = store
+        self._submit = submit
+        self._settings = settings
+        self._turns: dict[str, Turn] = {}
+        self._unread: set[str] = set()
+        self.model = ""
+        """Name of the loaded model; empty holds turns back until there is one."""
+
+    # -- what is there ---------------------------------------------------------
+
+    def turn_of(self, chat_id: str | None) -> Turn | None:
+        """The answer that runs in a chat, or None."""
+        return next((t for t in self._turns.values() if t.chat_id == chat_id), None)
+
+    @property
+    def running(self) -> list[Turn]:
+        """Every answer on its way."""
+        return list(self._turns.values())
+
+    def entries(self, open_chat_id: str | None) -> list[ChatEntry]:
+        """The list of chats with their marks, newest change first."""
+        answering = {turn.chat_id for turn in self.running}
+        return [
+            ChatEntry(chat.id, chat.title, self._mark(chat.id, answering), chat.id == open_chat_id)
+            for chat in self.store.list_chats()
+        ]
+
+    def _mark(self, chat_id: str, answering: set[str]) -> Mark:
+        if chat_id in answering:
+            return "answering"
+        return "unread" if chat_id in self._unread else ""
+
+    def shown(self, chat_id: str) -> list[ShownMessage]:
+        """The messages of a chat as they are now, a running answer included. Raises: ChatGone."""
+        self._unread.discard(chat_id)
+        versions = self._versions(chat_id)
+        turn = self.turn_of(chat_id)
+        return [
+            turn.shown(versions[message.id])
+            if turn is not None and message.id == turn.message_id
+            else _shown(message, versions[message.id])
+            for message in self.store.messages(chat_id)
+            if message.role != "system"
+        ]
+
+    def shown_message(self, message_id: int) -> ShownMessage | None:
+        """One message as it is stored, or None when it was dropped."""
+        siblings = self.store.attempts(message_id)
+        for number, message in enumerate(siblings, 1):
+            if message.id == message_id:
+                return _shown(message, (number, len(siblings)))
+        return None
+
+    def _versions(self, chat_id: str) -> dict[int, tuple[int, int]]:
+        """message id -> (its number among its siblings, how many there are)."""
+        families: dict[tuple[int | None, str], list[int]] = {}
+        for message in self.store.all_messages(chat_id):
+            families.setdefault((message.parent_id, message.role), []).append(message.id)
+        return {
+            message_id: (number, len(family))
+            for family in families.values()
+            for number, message_id in enumerate(family, 1)
+        }
+
+    # -- what a person does ------------------------------------------------------
+
+    def create(self) -> str:
+        """A new chat with the settings' system prompt; its id."""
+        settings = self._settings()
+        return self.store.create(model=self.model, system_prompt=settings.system_prompt).id
+
+    def ask(self, chat_id: str, text: str) -> Turn:
+        """Add a question and start its answer. Raises: ChatGone."""
+        question = self.store.add_message(chat_id, "user", text)
+        return self._answer(question)
+
+    def edit(self, message_id: int, text: str) -> Turn:
+        """Ask a question in another form beside the old one and start its answer."""
+        return self._answer(self.store.edit_message(message_id, text))
+
+    def regenerate(self, message_id: int) -> Turn:
+        """Answer again: a new attempt beside the old ones. Takes an answer or its question."""
+        message = self.store.message(message_id)
+        if message.role == "assistant" and message.parent_id is not None:
+            message = self.store.message(message.parent_id)
+        return self._answer(message)
+
+    def select_version(self, message_id: int, step: int) -> bool:
+        """Show the version before or after a message; False when there is none."""
+        ids = [message.id for message in self.store.attempts(message_id)]
+        at = ids.index(message_id) + step
+        if not 0 <= at < len(ids):
+            return False
+        self.store.select(ids[at])
+        return True
+
+    def stop(self, chat_id: str) -> Turn | None:
+        """Stop a chat's answer. One that was not given to the engine yet ends here and now."""
+        turn = self.turn_of(chat_id)
+        if turn is None:
+            return None
+        if turn.is_submitted:
+            self._submit(CancelTurn(turn.request_id))
+            return None
+        return self._end(turn, "stopped")
+
+    def delete(self, chat_id: str) -> None:
+        """Delete a chat with its running answer. Raises: ChatGone."""
+        if turn := self.turn_of(chat_id):
+            del self._turns[turn.request_id]
+            if turn.is_submitted:
+                self._submit(CancelTurn(turn.request_id))
+        self._unread.discard(chat_id)
+        self.store.delete(chat_id)
+        self._submit(ForgetChat(chat_id))
+
+    def mark_unread(self, chat_id: str) -> None:
+        """An answer ended in a chat that is not on the screen."""
+        self._unread.add(chat_id)
+
+    def keep_partials(self) -> None:
+        """Store every running answer as stopped, for the end of the program."""
+        for turn in self.running:
+            self._end(turn, "stopped")
+
+    # -- what the engine does ----------------------------------------------------
+
+    def use_model(self, name: str) -> None:
+        """A model is loaded: give it the turns that waited."""
+        self.model = name
+        for turn in self.running:
+            if not turn.is_submitted:
+                turn.is_submitted = True
+                turn.model = name
+                self._submit(turn.command)
+
+    def fail_waiting(self, error: ErrorInfo) -> list[Turn]:
+        """No model could be loaded: the turns that waited end with the reason."""
+        self.model = ""
+        waiting = [turn for turn in self.running if not turn.is_submitted]
+        for turn in waiting:
+            turn.error = error
+            self._end(turn, "failed")
+        return waiting
+
+    def fail_all(self, error: ErrorInfo) -> list[Turn]:
+        """The engine is gone: every turn ends with the reason, its text kept."""
+        self.model = ""
+        turns = self.running
+        for turn in turns:
+            turn.error = error
+            self._end(turn, "failed")
+        return turns
+
+    def apply(self, event: EngineEvent) -> Turn | None:
+        """Take over an event of a turn; the turn, or None when it is not ours any more."""
+        turn = self._turns.get(getattr(event, "request_id", ""))
+        if turn is None:
+            return None
+        match event:
+            case TurnStarted():
+                turn.phase = "reading"
+                turn.dropped_messages = event.dropped_messages
+                turn.fraction = event.reused_tokens / max(1, event.prompt_tokens)
+            case PrefillProgress():
+                turn.fraction = event.num_done / max(1, event.num_total)
+            case TextDelta():
+                turn.phase = "answering"
+                turn.text += event.text
+                turn.stats, turn.context_used = event.stats, event.context_used
+                turn.writer.append(event.text)
+            case TurnFinished():
+                turn.text, turn.stats = event.text, event.stats
+                turn.context_used = event.context_used
+                self._end(
+                    turn,
+                    "stopped" if event.finish_reason == "cancelled" else "complete",
+                    _NOTES.get(event.finish_reason, ""),
+                )
+            case TurnFailed():
+                turn.text = event.text or turn.text
+                turn.error = event.error
+                self._end(turn, "failed")
+        return turn
+
+    # -- parts ---------------------------------------------------------------------
+
+    def _answer(self, question: StoredMessage) -> Turn:
+        writer = self.store.begin_answer(question.chat_id, model=self.model, parent_id=question.id)
+        command = SubmitTurn(
+            request_id=uuid.uuid4().hex,
+            chat_id=question.chat_id,
+            prompt=self._history(question),
+            sampling=self._settings().sampling,
+            attempt=writer.attempt,
+        )
+        turn = Turn(command, writer, question.id, question.content, self.model)
+        self._turns[turn.request_id] = turn
+        if self.model:
+            turn.is_submitted = True
+            self._submit(command)
+        return turn
+
+    def _history(self, question: StoredMessage) -> tuple[Message, ...]:
+        """The path from the first message to the question, as the template gets it."""
+        by_id = {m.id: m for m in self.store.all_messages(question.chat_id)}
+        path = [question]
+        while (parent_id := path[-1].parent_id) is not None:
+            path.append(by_id[parent_id])
+        system = self.store.get(question.chat_id).system_prompt
+        head = (Message("system", system),) if system else ()
+        # An answer without a character (stopped or failed at once) is not part of the talk.
+        return head + tuple(Message(m.role, m.content) for m in reversed(path) if m.content)
+
+    def _end(
+        self, turn: Turn, state: Literal["complete", "stopped", "failed"], note: str = ""
+    ) -> Turn:
+        turn.phase = "ended"
+        self._turns.pop(turn.request_id, None)
+        if turn.error is not None:
+            note = describe_info(turn.error).line
+        if turn.dropped_messages:
+            note = f"{turn.dropped_messages} oldest messages left out" + (
+                f" · {note}" if note else ""
+            )
+        stats: dict[str, Any] = dataclasses.asdict(turn.stats)
+        stats |= {"context_used": turn.context_used, "note": note}
+        turn.writer.finish(state, stats=stats, text=turn.text)
+        return turn
+
+
+def _shown(message: StoredMessage, version: tuple[int, int]) -> ShownMessage:
+    assert message.role != "system", "system messages are not shown"
+    return ShownMessage(
+        message_id=message.id,
+        role=message.role,
+        text=message.content,
+        state="streaming" if message.state == "partial" else message.state,
+        note=str(message.stats.get("note", "")),
+        model=message.model,
+        stats=read_stats(message.stats) if message.stats else None,
+        version=version[0],
+        num_versions=version[1],
+    )
+
+
+def read_stats(stored: Mapping[str, Any]) -> TurnStats:
+    """Counters as they were stored; what this version does not know is left out."""
+    known = {field.name for field in dataclasses.fields(TurnStats)}
+    values = {key: value for key, value in stored.items() if key in known}
+    values["accepted_per_position"] = tuple(values.get("accepted_per_position", ()))
+    return TurnStats(**values)

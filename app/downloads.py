@@ -1,0 +1,94 @@
+"""Downloads that go on while screens come and go. Each runs on a worker thread of the app."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from textual.message import Message
+
+from app.errors import describe
+from app.services import DownloadProgress, ModelLibrary
+from storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How a download stands."""
+
+    name: str
+    progress: DownloadProgress | None = None
+    path: Path | None = None
+    """The installed file, once it is whole."""
+    error: str = ""
+    is_cancelled: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether bytes are still to come."""
+        return self.path is None and not self.error and not self.is_cancelled
+
+
+class DownloadChanged(Message):
+    """A download moved on, ended, failed or was cancelled."""
+
+    def __init__(self, download: Download) -> None:
+        super().__init__()
+        self.download = download
+
+
+class Downloads:
+    """Starts and cancels downloads; the newest state of each is kept for screens that open."""
+
+    def __init__(
+        self,
+        library: ModelLibrary,
+        run_thread: Callable[[Callable[[], None]], object],
+        post_message: Callable[[Message], bool],
+    ) -> None:
+        self._library = library
+        self._run_thread = run_thread
+        self._post_message = post_message
+        self._cancels: dict[str, threading.Event] = {}
+        self.states: dict[str, Download] = {}
+
+    def start(self, name: str) -> bool:
+        """Download a catalog model; False when it is already on its way."""
+        if name in self.states and self.states[name].is_running:
+            return False
+        cancel = self._cancels[name] = threading.Event()
+        self.states[name] = Download(name)
+        self._run_thread(lambda: self._download(name, cancel))
+        return True
+
+    def cancel(self, name: str) -> None:
+        """Stop a download; what has arrived is kept."""
+        if name in self._cancels:
+            self._cancels[name].set()
+
+    def cancel_all(self) -> None:
+        """Stop every download, for the end of the program."""
+        for cancel in self._cancels.values():
+            cancel.set()
+
+    def take(self, download: Download) -> None:
+        """Remember the newest state, on the UI thread."""
+        self.states[download.name] = download
+
+    def _download(self, name: str, cancel: threading.Event) -> None:
+        state = Download(name)
+
+        def report(progress: DownloadProgress) -> None:
+            nonlocal state
+            state = replace(state, progress=progress)
+            self._post_message(DownloadChanged(state))
+
+        try:
+            path = self._library.download(name, on_progress=report, is_cancelled=cancel.is_set)
+        except (StorageError, OSError) as error:
+            state = replace(state, error=describe(error).line)
+        else:
+            state = replace(state, path=path, is_cancelled=path is None)
+        self._post_message(DownloadChanged(state))

@@ -1,0 +1,65 @@
+"""What an empty chat says: how to begin, or how to get a model first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.settings import DEFAULT_MODEL
+from app.sizes import format_bytes, format_progress
+
+if TYPE_CHECKING:
+    from app.app import ForetellApp
+
+DEFAULT_MODEL_BYTES = 98_362_432
+"""SmolLM2-135M-Instruct Q4_1; stated before the first byte is fetched."""
+
+
+def describe_empty_chat(app: ForetellApp) -> str:
+    """Text for the middle of an empty chat, as the model stands."""
+    model = app.model
+    match model.phase:
+        case "no model":
+            return _describe_first_run(app)
+        case "failed" if model.error is not None:
+            hint = f"\n{model.error.hint}" if model.error.hint else ""
+            return f"{model.error.message}{hint}\n\nF3 chooses another model."
+        case "ready" if model.info is not None:
+            return _describe_ready(app)
+        case _:
+            return "Write your message; it is answered as soon as the model is loaded."
+
+
+def _describe_ready(app: ForetellApp) -> str:
+    info = app.model.info
+    assert info is not None, "called when a model is loaded"
+    lines = [
+        f"{info.name} · {info.architecture} {info.quantization} · {info.device} · "
+        f"{info.context_len:,} tokens of context",
+        "",
+        "Write a message and press Enter. F1 shows what the keys do.",
+    ]
+    if not info.has_chat_template:
+        lines.insert(1, "This is a base model without a chat format: it continues text.")
+    if info.refusal:
+        lines.insert(1, f"No speculation: {info.refusal}")
+    return "\n".join(lines)
+
+
+def _describe_first_run(app: ForetellApp) -> str:
+    download = app.downloads.states.get(DEFAULT_MODEL)
+    if download is not None and download.is_running:
+        return f"Downloading {download.name}: {format_progress(download.progress)}"
+    lines = []
+    if app.settings.model != DEFAULT_MODEL:
+        lines.append(f"The model {app.settings.model} was not found.")
+    else:
+        lines.append("There is no model on this machine yet.")
+    if download is not None and download.error:
+        lines.append(f"The download failed: {download.error}")
+    lines += [
+        "",
+        f"Enter   downloads SmolLM2-135M-Instruct ({format_bytes(DEFAULT_MODEL_BYTES)}, Apache-2.0)",
+        f"        to {app.services.models.folder}",
+        "F3      shows every model, and what fits this machine",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""What the screens are given: settings, chats, models and a way to start the engine.
+
+`app.wiring` builds one `Services`; tests build another around fakes. Everything in it is lazy:
+making it imports no backend and opens no model, so that the first paint comes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from app.settings import Settings
+from engine.commands import Command
+from engine.events import EngineEvent
+
+if TYPE_CHECKING:
+    from storage.chats import ChatStore
+
+
+class EngineHandle(Protocol):
+    """A running engine thread: orders in; events go to the callback given at the start."""
+
+    def submit(self, command: Command) -> None:
+        """Queue an order; returns at once. Safe from any thread."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end after a Stop; False when it still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterChoice:
+    """A drafter that belongs to a model, or the reason why it cannot serve it."""
+
+    name: str
+    size_bytes: int
+    path: Path | None = None
+    """Where it is installed; None while it has to be downloaded."""
+    refusal: str | None = None
+    """Why this drafter cannot be used with the model, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model file that can be opened now."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    details: str = ""
+    """One short line: family, quantization."""
+    origin: str = ""
+    """Whose folder it lies in (Hugging Face cache, Ollama); empty for this program's own."""
+    can_delete: bool = True
+    """False for files that belong to other programs: they are used in place."""
+    drafters: tuple[DrafterChoice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """A model that can be downloaded."""
+
+    name: str
+    title: str
+    size_bytes: int
+    licence: str
+    is_installed: bool = False
+    part_bytes: int = 0
+    """Bytes of an unfinished download that are kept."""
+    refusal: str | None = None
+    """Why it does not fit this machine, with both numbers; None when it fits."""
+    drafters: tuple[DrafterChoice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """How far a download is."""
+
+    num_done: int
+    """Bytes on disk, those of earlier tries included; never falls."""
+    num_total: int
+    bytes_per_s: float = 0.0
+    """0 while nothing arrives."""
+    stage: Literal["downloading", "stalled", "checking"] = "downloading"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the present rate, or None while nothing arrives."""
+        if self.bytes_per_s <= 0.0:
+            return None
+        return (self.num_total - self.num_done) / self.bytes_per_s
+
+
+class ModelLibrary(Protocol):
+    """Models on this machine and in the catalog. Blocking: called on worker threads only."""
+
+    @property
+    def folder(self) -> Path:
+        """Where downloads go."""
+
+    def installed(self) -> Sequence[InstalledModel]:
+        """Every model file that was found, this program's own first."""
+
+    def catalog(self) -> Sequence[CatalogModel]:
+        """Every model that can be downloaded, smallest first."""
+
+    def find(self, name: str) -> Path | None:
+        """The file a catalog name, file stem or path means, or None when it is not here."""
+
+    def download(
+        self,
+        name: str,
+        *,
+        on_progress: Callable[[DownloadProgress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> Path | None:
+        """Fetch, check and install; None when it was cancelled, and the part is then kept.
+
+        Raises: StorageError or OSError, with the part kept.
+        """
+
+    def delete(self, path: Path) -> None:
+        """Remove an installed file, to the trash where there is one. Raises: StorageError."""
+
+    def delete_part(self, name: str) -> None:
+        """Remove what an unfinished download has kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything the screens need from outside."""
+
+    settings: Settings
+    save_settings: Callable[[Settings], None]
+    """Raises: SettingsError when the file cannot be written."""
+    open_chats: Callable[[], ChatStore]
+    """Opens the database, on the UI thread, which then owns it."""
+    models: ModelLibrary
+    start_engine: Callable[[Callable[[EngineEvent], None]], EngineHandle]
+    """Imports and starts the engine; called on a worker thread after the first paint."""
+    chat_id: str | None = None
+    """The chat to open first; None opens an empty one."""

@@ -1,0 +1,36 @@
+"""Where a model's thinking ends and its answer begins, found in plain answer text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_OPENING = "<think>"
+_CLOSING = "</think>"
+_LONE_CLOSING = re.compile(r"^[ \t]*</think>[ \t]*$", re.MULTILINE)
+"""A closing tag on a line of its own: some templates put the opening tag into the prompt, so the
+answer has none. A tag quoted inside a sentence or in backticks is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAnswer:
+    """An answer in its two parts."""
+
+    thinking: str
+    answer: str
+    is_thinking: bool
+    """Whether the thinking has not ended yet."""
+
+
+def split_thinking(text: str) -> SplitAnswer:
+    """Split an answer, or the part of one that has arrived so far."""
+    start = text.lstrip()
+    if start.startswith(_OPENING):
+        thinking, found, answer = start[len(_OPENING) :].partition(_CLOSING)
+        return SplitAnswer(thinking.strip("\n"), answer.lstrip("\n"), not found)
+    if start and _OPENING.startswith(start):
+        return SplitAnswer("", "", True)
+    if closing := _LONE_CLOSING.search(text):
+        answer = text[closing.end() :].lstrip("\n")
+        return SplitAnswer(text[: closing.start()].strip("\n"), answer, False)
+    return SplitAnswer("", text, False)

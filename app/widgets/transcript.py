@@ -1,0 +1,129 @@
+"""The messages of one chat, one widget each; sticks to the bottom unless the person scrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widgets import Static
+
+from app.widgets.message import MessageView, ShownMessage
+from engine.events import TurnStats
+
+PAGE_MESSAGES = 30
+"""Messages mounted at once; older ones come when they are asked for."""
+
+
+class EarlierMessages(Static, can_focus=True):
+    """The line above the oldest mounted message."""
+
+    class Pressed(Message):
+        """Older messages are wanted."""
+
+    def on_click(self) -> None:
+        """Ask for older messages."""
+        self.post_message(self.Pressed())
+
+    def key_enter(self) -> None:
+        """Ask for older messages."""
+        self.post_message(self.Pressed())
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """Shows a list of messages and streams into the last one."""
+
+    @dataclass
+    class Emptied(Message):
+        """There is nothing to show."""
+
+    def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._messages: list[ShownMessage] = []
+        self._first_mounted = 0
+
+    def compose(self) -> ComposeResult:
+        """The line that brings older messages, and what an empty chat says."""
+        yield EarlierMessages("", markup=False)
+        yield Static("", id="transcript-empty", markup=False)
+
+    def on_mount(self) -> None:
+        """Follow the end of the text."""
+        self.query_one(EarlierMessages).display = False
+        self.anchor()
+
+    @property
+    def views(self) -> list[MessageView]:
+        """The mounted messages, oldest first."""
+        return [child for child in self.children if isinstance(child, MessageView)]
+
+    async def show(self, messages: Sequence[ShownMessage], empty_text: str = "") -> None:
+        """Replace everything. Only the newest `PAGE_MESSAGES` are mounted."""
+        self._messages = list(messages)
+        self._first_mounted = max(0, len(self._messages) - PAGE_MESSAGES)
+        empty = self.query_one("#transcript-empty", Static)
+        empty.update(empty_text)
+        empty.display = not messages
+        with self.app.batch_update():
+            await self.remove_children(MessageView)
+            await self.mount_all(MessageView(m) for m in self._messages[self._first_mounted :])
+        self._show_earlier()
+        self.anchor()
+
+    async def add(self, shown: ShownMessage) -> MessageView:
+        """Add a message at the end and go there."""
+        self.query_one("#transcript-empty").display = False
+        self._messages.append(shown)
+        view = MessageView(shown)
+        await self.mount(view)
+        self.anchor()
+        return view
+
+    def find(self, message_id: int) -> MessageView | None:
+        """The mounted view of a message."""
+        return next((v for v in self.views if v.shown.message_id == message_id), None)
+
+    async def append(self, message_id: int, text: str, stats: TurnStats) -> None:
+        """Stream text into a message."""
+        if view := self.find(message_id):
+            await view.append(text, stats)
+
+    async def finish(self, shown: ShownMessage) -> None:
+        """Show the final form of a streamed message."""
+        if view := self.find(shown.message_id):
+            await view.finish(shown)
+
+    async def on_earlier_messages_pressed(self, event: EarlierMessages.Pressed) -> None:
+        """Mount one page of older messages above, keeping the place."""
+        event.stop()
+        first = max(0, self._first_mounted - PAGE_MESSAGES)
+        older = self._messages[first : self._first_mounted]
+        self._first_mounted = first
+        self.release_anchor()
+        top = self.views[0] if self.views else None
+        await self.mount_all([MessageView(m) for m in older], before=top)
+        self._show_earlier()
+        if top is not None:
+            self.call_after_refresh(self.scroll_to_widget, top, animate=False, top=True)
+
+    def focus_message(self, step: int) -> bool:
+        """Move the focus by `step` messages; False when it would leave the list."""
+        views = self.views
+        focused = self.app.focused
+        at = views.index(focused) if focused in views else len(views)
+        if not 0 <= at + step < len(views):
+            return False
+        views[at + step].focus()
+        return True
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Stop following the end as soon as the person scrolls up."""
+        self.release_anchor()
+
+    def _show_earlier(self) -> None:
+        line = self.query_one(EarlierMessages)
+        line.display = self._first_mounted > 0
+        line.update(f"↑ {self._first_mounted} earlier messages (Enter or click)")

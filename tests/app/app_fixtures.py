@@ -1,0 +1,144 @@
+"""The app on a fake engine, a real chat database and a small model library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from app.app import ForetellApp
+from app.services import CatalogModel, DownloadProgress, InstalledModel, Services
+from app.settings import DEFAULT_MODEL, Settings
+from storage.chats import ChatStore
+from storage.database import Database
+from storage.errors import StorageError
+from tests.app.fake_engine import FakeEngine
+
+
+@dataclass
+class FakeLibrary:
+    """Models as a test lists them; a download waits for the test to let it go on."""
+
+    folder: Path = Path("/models")
+    models: list[InstalledModel] = field(default_factory=list)
+    entries: list[CatalogModel] = field(default_factory=list)
+    deleted: list[Path] = field(default_factory=list)
+    deleted_parts: list[str] = field(default_factory=list)
+    script: Callable[..., Path | None] | None = None
+
+    def installed(self) -> Sequence[InstalledModel]:
+        return list(self.models)
+
+    def catalog(self) -> Sequence[CatalogModel]:
+        return list(self.entries)
+
+    def find(self, name: str) -> Path | None:
+        return next((m.path for m in self.models if name in (m.name, str(m.path))), None)
+
+    def download(
+        self,
+        name: str,
+        *,
+        on_progress: Callable[[DownloadProgress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> Path | None:
+        if self.script is None:
+            raise StorageError(f"no script for {name}", hint="give the test one")
+        return self.script(name, on_progress, is_cancelled)
+
+    def delete(self, path: Path) -> None:
+        self.deleted.append(path)
+        self.models = [model for model in self.models if model.path != path]
+
+    def delete_part(self, name: str) -> None:
+        self.deleted_parts.append(name)
+
+
+SMOL = InstalledModel(DEFAULT_MODEL, Path("/models/smol.gguf"), 98_362_432, "llama Q4_1")
+
+
+@dataclass
+class Stage:
+    """An app under test with everything around it."""
+
+    app: ForetellApp
+    pilot: Pilot[None]
+    engine: FakeEngine
+    library: FakeLibrary
+    store: ChatStore
+    saved: list[Settings]
+
+    async def settle(self) -> None:
+        """Let every message, worker and refresh that is under way come to its end."""
+        await self.app.workers.wait_for_complete(
+            [w for w in self.app.workers if w.group == "default" and w._thread_worker]
+        )
+        for _ in range(3):
+            await self.pilot.pause()
+
+    async def type(self, text: str) -> None:
+        self.app.chat_screen.prompt.area.insert(text)
+        await self.pilot.pause()
+
+    async def ask(self, text: str) -> None:
+        await self.type(text)
+        await self.pilot.press("enter")
+        await self.settle()
+
+    def lines(self) -> list[str]:
+        """The screen as text."""
+        width, height = self.app.size
+        strips = self.app.screen._compositor.render_strips(self.app.size)
+        assert (width, height) == tuple(self.app.size)
+        return [strip.text.rstrip() for strip in strips]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines())
+
+    @property
+    def chat_id(self) -> str:
+        assert self.app.chat_screen.chat_id is not None
+        return self.app.chat_screen.chat_id
+
+
+@asynccontextmanager
+async def open_stage(
+    folder: Path,
+    *,
+    size: tuple[int, int] = (100, 30),
+    settings: Settings | None = None,
+    engine: FakeEngine | None = None,
+    library: FakeLibrary | None = None,
+    chat_id: str | None = None,
+) -> AsyncIterator[Stage]:
+    """Run the app; the database lies in `folder`, so that it can be opened again."""
+    engine = engine or FakeEngine()
+    library = library or FakeLibrary(models=[SMOL])
+    saved: list[Settings] = []
+    stores: list[ChatStore] = []
+
+    def open_chats() -> ChatStore:
+        stores.append(ChatStore(Database(folder / "chats.db")))
+        return stores[-1]
+
+    services = Services(
+        settings=settings or Settings(),
+        save_settings=saved.append,
+        open_chats=open_chats,
+        models=library,
+        start_engine=engine.start,
+        chat_id=chat_id,
+    )
+    app = ForetellApp(services)
+    async with app.run_test(size=size) as pilot:
+        app.chat_screen.prompt.area.cursor_blink = False
+        stage = Stage(app, pilot, engine, library, stores[0], saved)
+        await stage.settle()
+        yield stage
+    stores[0]._db.close()
+    await asyncio.sleep(0)
