@@ -64,7 +64,7 @@ def quantized_values(acts: Activations) -> np.ndarray:
     return blocks.reshape(acts.q.shape)[:, : acts.x.shape[1]]
 
 
-@pytest.mark.parametrize("cols", (32, 96, 576, 577, 31, 640))
+@pytest.mark.parametrize("cols", [32, 96, 576, 577, 31, 640])
 def test_quantized_activations_are_within_half_a_step_of_the_input(kernels, cols):
     acts = kernels.quantize(Activations(random_x(3, cols)))
     step = np.repeat(acts.scale, 32, axis=1)[:, :cols]
@@ -85,7 +85,7 @@ def test_quantized_activations_are_the_same_bits_everywhere(library, kernels):
             np.testing.assert_array_equal(getattr(here, name), getattr(portable, name))
 
 
-@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_gives_nan_and_leaves_its_neighbours(library, kernels, bad):
     matrix, _ = case(library, "Q4_1", 21, 96)
     x = random_x(3, 96)
@@ -121,7 +121,7 @@ def test_float_kernels_are_accurate_float32(library, kernels, type_name):
         assert (error <= (cols / 2 + 1) * 2.0**-24 * magnitude).all()
 
 
-@pytest.mark.parametrize("type_name", (*QUANTIZED, *FLOATS))
+@pytest.mark.parametrize("type_name", [*QUANTIZED, *FLOATS])
 def test_s70_a_rows_bits_do_not_depend_on_the_rows_beside_it(library, kernels, type_name):
     for rows, cols in shapes_of(type_name):
         matrix, _ = case(library, type_name, rows, cols)
@@ -133,7 +133,7 @@ def test_s70_a_rows_bits_do_not_depend_on_the_rows_beside_it(library, kernels, t
             np.testing.assert_array_equal(together.view("u4"), alone[start:].view("u4"))
 
 
-@pytest.mark.parametrize("type_name", (*QUANTIZED, *FLOATS))
+@pytest.mark.parametrize("type_name", [*QUANTIZED, *FLOATS])
 def test_s70_every_instruction_set_gives_the_portable_bits(library, kernels, type_name):
     portable = NativeKernels(library, "portable")
     for rows, cols in shapes_of(type_name):
@@ -144,8 +144,8 @@ def test_s70_every_instruction_set_gives_the_portable_bits(library, kernels, typ
             np.testing.assert_array_equal(kernels.matmul(matrix, x).view("u4"), expected.view("u4"))
 
 
-@pytest.mark.parametrize("type_name", ("Q4_1", "Q6_K", "BF16"))
-@pytest.mark.parametrize("count", (3, 40))
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K", "BF16"])
+@pytest.mark.parametrize("count", [3, 40])
 def test_only_the_asked_rows_and_groups_are_written(library, kernels, type_name, count):
     matrix, _ = case(library, type_name, 45, 768)
     x = random_x(count, 768)

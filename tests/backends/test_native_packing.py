@@ -34,8 +34,8 @@ def columns_of(type_name: str) -> tuple[int, ...]:
     return (256, 768) if is_super_block else (32, 96, 576, 640)
 
 
-@pytest.mark.parametrize("type_name", (*QUANTIZED, *FLOATS))
-@pytest.mark.parametrize("rows", (1, 16, 21))
+@pytest.mark.parametrize("type_name", [*QUANTIZED, *FLOATS])
+@pytest.mark.parametrize("rows", [1, 16, 21])
 def test_unpacked_rows_equal_the_files_values_bit_for_bit(library, type_name, rows):
     for cols in columns_of(type_name):
         rng = np.random.default_rng(cols * 100 + rows)
@@ -46,7 +46,7 @@ def test_unpacked_rows_equal_the_files_values_bit_for_bit(library, type_name, ro
         np.testing.assert_array_equal(unpacked.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("type_name", (*QUANTIZED, *FLOATS))
+@pytest.mark.parametrize("type_name", [*QUANTIZED, *FLOATS])
 def test_packed_size_is_the_files_size_rounded_to_64_bytes(library, type_name):
     inputs, nbytes = quants.GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     for cols in columns_of(type_name):
@@ -55,7 +55,7 @@ def test_packed_size_is_the_files_size_rounded_to_64_bytes(library, type_name):
 
 
 @pytest.mark.parametrize(
-    ("number", "cols"), ((99, 256), (type_number("Q4_0"), 33), (type_number("Q4_K"), 288), (0, 0))
+    ("number", "cols"), [(99, 256), (type_number("Q4_0"), 33), (type_number("Q4_K"), 288), (0, 0)]
 )
 def test_group_bytes_refuses_unknown_types_and_partial_blocks(library, number, cols):
     assert library.ft_group_bytes(number, cols) == -1

@@ -1,14 +1,100 @@
-/* The kernels of this processor. */
+/* The kernels of this processor, best first.
+ *
+ * A feature counts only if the operating system saves its registers (XCR0), and AMX on Linux only after
+ * the process has asked for its tile state.
+ * Source: Intel SDM vol. 1, 13.3 and vol. 2, CPUID; Linux Documentation/arch/x86/xstate.rst.
+ */
+#if defined(__linux__)
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <string.h>
 
+#include "isa.h"
 #include "matmul.h"
 
-static const ft_kernels *const all_kernels[] = {&ft_portable_kernels};
+#ifdef FT_X86
+#include "matmul_x86.h"
+#if defined(_MSC_VER)
+#include <intrin.h>
+static void cpuid(unsigned leaf, unsigned *r) { __cpuidex((int *)r, (int)leaf, 0); }
+static unsigned long long xcr0(void) { return _xgetbv(0); }
+#else
+#include <cpuid.h>
+static void cpuid(unsigned leaf, unsigned *r) { __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]); }
+static unsigned long long xcr0(void) {
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (unsigned long long)high << 32 | low;
+}
+#endif
+
+enum register_name { EAX, EBX, ECX, EDX };
+#define YMM_STATE 0x6u
+#define ZMM_STATE 0xe6u
+#define TILE_STATE 0x60000u
+
+static int has_bits(unsigned leaf, enum register_name name, unsigned bits) {
+    unsigned r[4] = {0, 0, 0, 0};
+    cpuid(0, r);
+    if (r[EAX] < leaf) {
+        return 0;
+    }
+    cpuid(leaf, r);
+    return (r[name] & bits) == bits;
+}
+
+static int saves(unsigned long long state) {
+    return has_bits(1, ECX, 1u << 27) && (xcr0() & state) == state;
+}
+
+int ft_has_avx2(void) {
+    return saves(YMM_STATE) && has_bits(1, ECX, 1u << 12 | 1u << 29) && has_bits(7, EBX, 1u << 5);
+}
+
+int ft_has_avx512_vnni(void) {
+    unsigned foundation = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    return ft_has_avx2() && saves(ZMM_STATE) && has_bits(7, EBX, foundation) && has_bits(7, ECX, 1u << 11);
+}
+
+int ft_has_amx_int8(void) {
+    if (!ft_has_avx512_vnni() || !saves(TILE_STATE) || !has_bits(7, EDX, 1u << 24 | 1u << 25)) {
+        return 0;
+    }
+#if defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA */
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return 0; /* not tried on other systems */
+#endif
+}
+
+static int always(void) { return 1; }
+
+static const struct {
+    const ft_kernels *kernels;
+    int (*is_here)(void);
+} choices[] = {
+    {&ft_avx512_kernels, ft_has_avx512_vnni},
+    {&ft_portable_kernels, always},
+};
+#else
+static int always(void) { return 1; }
+
+static const struct {
+    const ft_kernels *kernels;
+    int (*is_here)(void);
+} choices[] = {
+    {&ft_portable_kernels, always},
+};
+#endif
 
 const ft_kernels *ft_kernels_select(const char *wanted) {
-    for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++) {
-        if (wanted == NULL || strcmp(all_kernels[i]->name, wanted) == 0) {
-            return all_kernels[i];
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        const ft_kernels *kernels = choices[i].kernels;
+        if ((wanted == NULL || strcmp(kernels->name, wanted) == 0) && choices[i].is_here()) {
+            return kernels;
         }
     }
     return NULL;

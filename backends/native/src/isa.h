@@ -1,0 +1,36 @@
+/* Instruction sets per function: the library is compiled without -m flags and picks at run time.
+ *
+ * Each matmul_<isa>.c is bracketed by FT_TARGET_BEGIN("...") and FT_TARGET_END. MSVC accepts every
+ * intrinsic anywhere, so there the brackets are empty.
+ */
+#ifndef FORETELL_ISA_H
+#define FORETELL_ISA_H
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define FT_X86 1
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define FT_ARM64 1
+#endif
+
+#define FT_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define FT_TARGET_BEGIN(isa) FT_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define FT_TARGET_END FT_PRAGMA(clang attribute pop)
+#define FT_UNROLL FT_PRAGMA(unroll)
+#elif defined(__GNUC__)
+#define FT_TARGET_BEGIN(isa) FT_PRAGMA(GCC push_options) FT_PRAGMA(GCC target(isa))
+#define FT_TARGET_END FT_PRAGMA(GCC pop_options)
+#define FT_UNROLL FT_PRAGMA(GCC unroll 16)
+#else
+#define FT_TARGET_BEGIN(isa)
+#define FT_TARGET_END
+#define FT_UNROLL
+#endif
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define FT_INLINE static __forceinline
+#else
+#define FT_INLINE static inline __attribute__((always_inline))
+#endif
+
+#endif
