@@ -11,6 +11,7 @@ from app.cli.output import CommandFailed, failed
 from app.services import EngineHandle
 from engine.commands import (
     CancelTurn,
+    Command,
     ForgetChat,
     LoadModel,
     Stop,
@@ -94,6 +95,17 @@ class HeadlessEngine:
         for event in self._read():
             if isinstance(event, SpeculationChanged):
                 return
+
+    def submit(self, command: Command) -> None:
+        """Queue an order without waiting for anything."""
+        self._host.submit(command)
+
+    def next_event(self) -> EngineEvent:
+        """The next event. Raises: CommandFailed when a turn or the engine failed."""
+        event = self._next()
+        if isinstance(event, EngineFailed | TurnFailed):
+            raise failed(event.error)
+        return event
 
     def forget(self, chat_id: str) -> None:
         """Release a chat's holder."""
