@@ -6,6 +6,8 @@ programs (Hugging Face cache, Ollama, further folders) are read, never written o
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import operator
 import os
@@ -116,6 +118,10 @@ class ModelFiles:
             hint=f"did you mean {', '.join(near)}?" if near else "foretell models list shows all",
         )
 
+    def with_hash(self, sha256: str) -> ModelFile | None:
+        """A model whose content is known to have this hash, wherever it lies."""
+        return next((model for model in self.installed() if model.sha256 == sha256), None)
+
     def remove(self, model: ModelFile) -> bool:
         """Move the model's files to the trash, or delete them where there is none.
 
@@ -211,7 +217,9 @@ def _group(paths: Iterable[Path], origin: Origin, root: Path | None = None) -> I
             key = (path.parent, match["stem"], int(match["total"]))
             shards.setdefault(key, []).append(path)
         elif not path.name.startswith("mmproj"):  # image projectors are no language models
-            yield ModelFile(path.stem, path, path.stat().st_size, origin)
+            record = read_record(path) if origin == "foretell" else None
+            sha256 = record.sha256 if record is not None else None
+            yield ModelFile(path.stem, path, path.stat().st_size, origin, sha256=sha256)
     for (folder, stem, total), files in shards.items():
         yield ModelFile(
             # The program's own split models lie in a folder of their name.
@@ -300,6 +308,40 @@ def _discard(path: Path) -> bool:
             ) from error
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What is known of an installed file since it was checked."""
+
+    source: str
+    sha256: str
+    size_bytes: int
+    mtime_ns: int
+
+
+def write_record(path: Path, *, source: str, sha256: str) -> None:
+    """Remember where an installed file came from and the hash it was checked against."""
+    stat = path.stat()
+    record = FileRecord(source, sha256, stat.st_size, stat.st_mtime_ns)
+    _record(path).write_text(json.dumps(dataclasses.asdict(record), indent=1), "utf-8")
+
+
+def read_record(path: Path) -> FileRecord | None:
+    """The record of a file, or None when there is none or the file has changed since."""
+    try:
+        record = FileRecord(**json.loads(_record(path).read_bytes()))
+        stat = path.stat()
+    except (OSError, ValueError, TypeError):
+        return None
+    is_same = (record.size_bytes, record.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    return record if is_same else None
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _record(path: Path) -> Path:

