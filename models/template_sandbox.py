@@ -1,0 +1,253 @@
+"""A jinja2 environment in which a template out of a model file can neither reach out, hang nor
+fill the memory. Knows nothing of messages or tokens.
+
+The sandbox of jinja2 keeps attributes and builtins away; the budget here bounds what is left:
+steps (every loop turn and macro call), characters produced, and single results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import filters, nodes, sandbox
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+
+_MAX_STEPS = 200_000
+_MAX_SECONDS = 5.0
+_MAX_CHARS = 64 << 20
+_MAX_RESULT_LEN = 16 << 20
+_MAX_BITS = 4096
+_MAX_INDENT = 16
+
+# What chat templates use. Others can build huge strings from small numbers (center, indent,
+# format, wordwrap) or have no place in a prompt.
+_FILTERS = [
+    "abs",
+    "attr",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "groupby",
+    "int",
+    "items",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "trim",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+]
+_GROWING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+_WIDE_PERCENT = re.compile(r"%[^A-Za-z%]*(\d{4,}|\*)")
+_WIDE_BRACES = re.compile(r"\{[^{}]*(\d{4,}|\{)")
+
+
+class TemplateLimit(jinja2.TemplateRuntimeError):
+    """The template takes more steps, time or memory than any chat needs."""
+
+
+class _BudgetedGenerator(CodeGenerator):
+    """Puts a budget call at the start of every loop turn and macro call."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        node.body.insert(0, _spend_node(node.body))
+        super().visit_For(node, frame)
+
+    def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> Any:
+        node.body.insert(0, _spend_node(node.body))
+        return super().macro_body(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.join_texts((")
+        for item in node.nodes:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write("))")
+
+
+def _spend_node(body: Iterable[nodes.Node]) -> nodes.Node:
+    num_chars = sum(len(d.data) for part in body for d in part.find_all(nodes.TemplateData))
+    spend = nodes.EnvironmentAttribute("spend")
+    return nodes.ExprStmt(nodes.Call(spend, [nodes.Const(num_chars)], [], None, None))
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the class attribute jinja2 reads)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
+    """Renders chat templates as `transformers` does, within a budget.
+
+    Source: transformers `chat_template_utils._compile_jinja_template` for options, globals and the
+    `tojson` that escapes nothing.
+    """
+
+    code_generator_class = _BudgetedGenerator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _GenerationTag],
+            finalize=self._spend_output,
+        )
+        self._clock = clock
+        self.reset(0)
+        self.filters = {name: filters.FILTERS[name] for name in _FILTERS}
+        self.filters |= {"tojson": _to_json, "join": self._join, "replace": self._replace}
+        self.globals = {
+            "range": sandbox.safe_range,
+            "dict": dict,
+            "namespace": jinja2.utils.Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: now().strftime(form),
+        }
+
+    def reset(self, content_len: int) -> None:
+        """Start a new budget, for a render of `content_len` characters of messages."""
+        self._steps_left = _MAX_STEPS
+        self._chars_left = _MAX_CHARS + 8 * content_len
+        self._result_limit = _MAX_RESULT_LEN + 2 * content_len
+        self._deadline = self._clock() + _MAX_SECONDS
+
+    def spend(self, num_chars: int) -> None:
+        """One step that may write `num_chars`. Raises: TemplateLimit."""
+        self._steps_left -= 1
+        self._chars_left -= num_chars
+        if self._steps_left < 0 or self._chars_left < 0 or self._clock() > self._deadline:
+            raise TemplateLimit("the template loops without end or writes without end")
+
+    def _spend_output(self, value: object) -> object:
+        text = value if isinstance(value, str) else str(value)
+        self._check(len(text))
+        self._chars_left -= len(text)
+        return text
+
+    def _check(self, result_len: int) -> None:
+        if result_len > self._result_limit or self._chars_left < 0:
+            raise TemplateLimit(f"the template builds a text of {result_len} characters")
+
+    def join_texts(self, items: Sequence[object]) -> str:
+        """The `~` operator."""
+        texts = [str(item) for item in items]
+        self._check(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`+ * ** %`, refused before they build something huge."""
+        if isinstance(left, str) and operator == "%" and _WIDE_PERCENT.search(left):
+            raise TemplateLimit("the template formats to a huge width")
+        if isinstance(left, int) and isinstance(right, int):
+            _check_number(operator, left, right)
+        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            self._check(len(left) + len(right))
+        elif operator == "*":
+            sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            if hasattr(sized, "__len__") and isinstance(times, int):
+                self._check(len(sized) * times)
+        return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Keeps `__class__` and friends away, and methods that pad to a width."""
+        if isinstance(obj, str) and attr in _GROWING_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format`, refused where it pads to a huge width."""
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, str) and value.__name__ == "format" and _WIDE_BRACES.search(owner):
+            raise TemplateLimit("the template formats to a huge width")
+        return super().wrap_str_format(value)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every call of a template; text methods are checked for what they would build."""
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            __self._check_method(owner, __obj.__name__, args)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _check_method(self, owner: str, name: str, args: tuple[Any, ...]) -> None:
+        if name == "replace" and len(args) >= 2:
+            self._check(len(owner) + owner.count(args[0]) * len(args[1]))
+        elif name == "join" and args:
+            self._check(sum(len(item) + len(owner) for item in args[0]))
+
+    def _join(self, value: Iterable[object], d: str = "", attribute: str | None = None) -> str:
+        if attribute is not None:
+            value = map(filters.make_attrgetter(self, attribute), value)
+        texts = [str(item) for item in value]
+        self._check(sum(map(len, texts)) + len(texts) * len(d))
+        return d.join(texts)
+
+    def _replace(self, text: object, old: str, new: str, count: int = -1) -> str:
+        text = str(text)
+        self._check_method(text, "replace", (old, new))
+        return text.replace(old, new, count)
+
+
+def _check_number(operator: str, left: int, right: int) -> None:
+    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * abs(right)}
+    if bits.get(operator, 0) > _MAX_BITS:
+        raise TemplateLimit("the template computes a huge number")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if indent is not None and indent > _MAX_INDENT:
+        raise TemplateLimit(f"the template indents by {indent}")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
