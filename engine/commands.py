@@ -30,6 +30,8 @@ class LoadModel:
     context_len: int | None = None
     """Most tokens a chat may hold; None takes the model's own, bounded by memory."""
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    system_prompt: str = ""
+    """Forwarded while nothing else is asked, so that a new chat starts behind it (S49)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class SubmitTurn:
     """Regenerating the same turn is a new attempt: another random stream, same seed."""
     context_policy: Literal["drop_oldest", "fail"] = "drop_oldest"
     """What to do with messages that do not fit: drop oldest turns, or TurnFailed."""
+    stop_on_repetition: bool = False
+    """End an answer that repeats the same 1 to 8 tokens more than 64 times in a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,5 +28,13 @@ class NoModelLoaded(EngineError):
     """A turn was asked for before a model was loaded."""
 
 
+class NoChatTemplate(EngineError):
+    """A base model has no format for a conversation."""
+
+
+class LoadInterrupted(EngineError):
+    """The engine was told to stop while a model was loading."""
+
+
 class HolderBroken(EngineError):
     """A backend left a cache that no longer matches its tokens; the holder must be dropped."""

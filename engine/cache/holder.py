@@ -66,7 +66,7 @@ class Holder:
 
         Shapes: token_ids [R] -> logits [rows wanted, V] float32; hidden [R, F] or None.
         State:  cache and ids grow by R; neither changes when it raises.
-        Raises: OutOfDeviceMemory, BackendError; HolderBroken when the backend kept half the rows.
+        Raises: OutOfDeviceMemory, BackendError; HolderBroken when cache and ids had parted before.
         """
         return forward_holders(
             [self], [token_ids], want_logits=want_logits, want_hidden=want_hidden
@@ -117,22 +117,23 @@ class Holder:
             length -= 1
         return length
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether the cache holds exactly as many tokens as there are ids."""
+        return self._cache.length == len(self._token_ids)
+
     def check_integrity(self) -> None:
-        """Raises: HolderBroken when the cache does not hold exactly the ids."""
-        if self._cache.length != len(self._token_ids):
+        """Raises: HolderBroken when cache and ids have parted; the holder must be dropped."""
+        if not self.is_intact:
             raise HolderBroken(
                 f"the cache holds {self._cache.length} tokens instead of {len(self._token_ids)}",
                 hint="send the message again",
             )
 
     def settle_after_error(self) -> None:
-        """Take back rows a failed forward left behind. State: cache back to the ids.
-
-        Raises: HolderBroken when they cannot be taken back.
-        """
+        """Take back rows a failed forward left behind. State: cache back to the ids if it can."""
         if self._cache.length > self.length and self._cache.can_rewind_to(self.length):
             self._cache.rewind_to(self.length)
-        self.check_integrity()
 
     def _extend(self, token_ids: Sequence[int]) -> None:
         self._token_ids.extend(token_ids)
@@ -149,8 +150,10 @@ def forward_holders(
 
     Shapes: logits [rows wanted, V] float32, chats in order; hidden [R, F] or None.
     State:  each holder grows by its tokens; none changes when it raises.
-    Raises: OutOfDeviceMemory, BackendError; HolderBroken when the backend kept half the rows.
+    Raises: OutOfDeviceMemory, BackendError; HolderBroken when cache and ids had parted before.
     """
+    for holder in holders:
+        holder.check_integrity()
     segments = [Segment(ids, holder.cache) for holder, ids in zip(holders, token_ids, strict=True)]
     try:
         output = holders[0].executable.forward(
@@ -162,7 +165,6 @@ def forward_holders(
         raise
     for holder, ids in zip(holders, token_ids, strict=True):
         holder._extend(ids)
-        holder.check_integrity()
     return output
 
 

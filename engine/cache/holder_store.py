@@ -1,0 +1,178 @@
+"""Every chat's holder under one memory budget, and the prefixes new chats start from.
+
+Three kinds of holders live here: the one of each chat, at most one resume point per chat (where its
+cache cannot rewind), and shared checkpoints of system prompts. Knows no turns and no drafting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from backends.base import Executable, OutOfDeviceMemory
+from engine.cache.holder import Holder
+
+log = logging.getLogger(__name__)
+
+MIN_SHARED_LEN = 32
+"""Copying another holder must save at least this many tokens over the chat's own."""
+MAX_CHECKPOINTS = 8
+"""Shared prefixes kept in memory; one system prompt needs one."""
+
+
+@dataclass(slots=True, eq=False)
+class _ChatEntry:
+    holder: Holder
+    resume_point: Holder | None = None
+    is_running: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        extra = self.resume_point.num_bytes if self.resume_point else 0
+        return self.holder.num_bytes + extra
+
+
+class HolderStore:
+    """Holders by chat id, least recently used first."""
+
+    def __init__(self, executable: Executable, *, budget_bytes: int, share_unit: int = 1) -> None:
+        """`share_unit`: a prefix is copied to another chat in multiples of this many tokens.
+
+        More than 1 on a backend whose rows depend on how a prompt was cut into chunks: then only
+        checkpoints, cut at the same positions, serve other chats, so that a chat gets the same
+        stream alone and in company.
+        """
+        self._executable = executable
+        self._budget_bytes = budget_bytes
+        self._share_unit = share_unit
+        self._chats: dict[str, _ChatEntry] = {}
+        self._checkpoints: list[Holder] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of everything kept here."""
+        chats = sum(entry.num_bytes for entry in self._chats.values())
+        return chats + sum(holder.num_bytes for holder in self._checkpoints)
+
+    @property
+    def checkpoints(self) -> tuple[Holder, ...]:
+        """The shared prefixes, least recently used first; never changed by a chat."""
+        return tuple(self._checkpoints)
+
+    def get(self, chat_id: str) -> Holder | None:
+        """The chat's holder, or None. State: unchanged."""
+        entry = self._chats.get(chat_id)
+        return entry.holder if entry else None
+
+    def acquire(self, chat_id: str, prompt_ids: Sequence[int]) -> Holder:
+        """The chat's holder, cut back or replaced to hold the longest known start of a prompt.
+
+        At least the prompt's last token is left to forward, for its logits.
+        State: the entry runs until `release`; other holders and checkpoints are only copied.
+        """
+        wanted = prompt_ids[:-1]
+        entry = self._chats.pop(chat_id, None)
+        holder = self._continue_own(entry, wanted)
+        holder = self._copy_longer(holder, wanted) or holder
+        self._chats[chat_id] = _ChatEntry(holder, is_running=True)
+        return holder
+
+    def release(self, chat_id: str) -> None:
+        """The chat's turn is over. State: it is the most recently used; others may be evicted."""
+        if entry := self._chats.pop(chat_id, None):
+            entry.is_running = False
+            self._chats[chat_id] = entry
+        self.make_room(0)
+
+    def discard(self, chat_id: str) -> None:
+        """Drop a chat's holder and resume point (chat deleted, or its cache broken)."""
+        self._chats.pop(chat_id, None)
+
+    def set_resume_point(self, chat_id: str, holder: Holder) -> None:
+        """Keep a copy to continue from where the chat's own cache cannot rewind."""
+        self._chats[chat_id].resume_point = holder
+
+    def add_checkpoint(self, holder: Holder) -> None:
+        """Keep a prefix that new chats are copied from; the holder is the store's from now on."""
+        self._checkpoints.append(holder)
+        del self._checkpoints[:-MAX_CHECKPOINTS]
+
+    def has_checkpoint(self, token_ids: Sequence[int]) -> bool:
+        """Whether exactly this prefix is kept."""
+        return any(holder.token_ids == list(token_ids) for holder in self._checkpoints)
+
+    def can_fit(self, num_bytes: int) -> bool:
+        """Whether this much fits beside what runs, once everything idle is evicted."""
+        running = sum(entry.num_bytes for entry in self._chats.values() if entry.is_running)
+        return running + num_bytes <= self._budget_bytes
+
+    def make_room(self, num_bytes: int) -> None:
+        """Evict least recently used idle chats, then checkpoints, until this much fits."""
+        while self.num_bytes + num_bytes > self._budget_bytes and self._evict_one():
+            pass
+
+    def evict_idle(self) -> bool:
+        """Evict everything that does not run (the device is full); whether there was any."""
+        before = len(self._chats) + len(self._checkpoints)
+        while self._evict_one():
+            pass
+        return len(self._chats) + len(self._checkpoints) < before
+
+    def _evict_one(self) -> bool:
+        idle = next((cid for cid, entry in self._chats.items() if not entry.is_running), None)
+        if idle is not None:
+            log.info("evict chat=%s bytes=%d", idle, self._chats[idle].num_bytes)
+            del self._chats[idle]
+            return True
+        if self._checkpoints:
+            del self._checkpoints[0]
+            return True
+        return False
+
+    def _continue_own(self, entry: _ChatEntry | None, wanted: Sequence[int]) -> Holder:
+        """The chat's own holder or resume point, whichever reaches further, rewound to it."""
+        if entry is None:
+            return Holder(self._executable)
+        own = [entry.holder, *([entry.resume_point] if entry.resume_point else [])]
+        best = max(own, key=lambda holder: holder.reusable_len(wanted))
+        length = best.reusable_len(wanted)
+        if length == 0:
+            return Holder(self._executable)
+        best.rewind_to(length)
+        return best
+
+    def _copy_longer(self, own: Holder, wanted: Sequence[int]) -> Holder | None:
+        """A copy of another holder that serves clearly more of the prompt than the chat's own."""
+        best, best_len = None, own.length + MIN_SHARED_LEN - 1
+        for source in self._sources():
+            length = source.reusable_len(wanted)
+            length -= length % self._share_unit
+            if length > best_len:
+                best, best_len = source, length
+        if best is None:
+            return None
+        if best in self._checkpoints:
+            self._checkpoints.remove(best)
+            self._checkpoints.append(best)
+        return self._copy(best, best_len)
+
+    def _copy(self, source: Holder, length: int) -> Holder | None:
+        self.make_room(source.num_bytes)
+        try:
+            holder = source.clone()
+        except OutOfDeviceMemory:
+            log.warning("no memory to copy a prefix of %d tokens", length)
+            return None
+        if not holder.can_rewind_to(length):
+            return None
+        holder.rewind_to(length)
+        return holder
+
+    def _sources(self) -> Iterator[Holder]:
+        yield from reversed(self._checkpoints)
+        if self._share_unit == 1:
+            for entry in self._chats.values():
+                yield entry.holder
+                if entry.resume_point:
+                    yield entry.resume_point

@@ -1,0 +1,217 @@
+"""The inference engine: commands in, events out, one step at a time, on whatever thread calls it.
+
+`EngineHost` gives it a thread of its own; the command line calls it directly.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.cache.holder import Holder
+from engine.commands import (
+    CancelTurn,
+    Command,
+    ForgetChat,
+    LoadModel,
+    Stop,
+    SubmitTurn,
+    UnloadModel,
+    UpdateSpeculation,
+)
+from engine.contracts import Clock, LoadedModel, ModelLoader
+from engine.errors import LoadInterrupted, NoModelLoaded
+from engine.events import (
+    EngineEvent,
+    ModelFailed,
+    ModelInfo,
+    ModelLoaded,
+    ModelLoading,
+    Notice,
+    SpeculationChanged,
+    TurnFailed,
+)
+from engine.executor import TURN_ERRORS
+from engine.session import ModelSession, describe_error
+from engine.speculative.registry import SpeculatorRegistry, default_registry
+from engine.speculative.runtime import SpeculationRuntime
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Limits the application sets once."""
+
+    holder_budget_bytes: int = 4 << 30
+    """Memory for the caches of all chats together."""
+    max_running: int = 8
+    """Turns that may run at once; more wait."""
+    checkpoint_dir: Path | None = None
+    """Where system prompts are kept between starts; None keeps them in memory only."""
+
+
+class InferenceEngine:
+    """Owns the loaded model; `apply` commands between calls of `step`."""
+
+    def __init__(
+        self,
+        load_model: ModelLoader,
+        on_event: Callable[[EngineEvent], None],
+        *,
+        clock: Clock = time.perf_counter,
+        registry: SpeculatorRegistry | None = None,
+        options: EngineOptions | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_stopping` is asked during a load, which is otherwise not interruptible."""
+        self._load_model = load_model
+        self._emit = on_event
+        self._clock = clock
+        self._registry = registry or default_registry()
+        self._options = options or EngineOptions()
+        self._is_stopping = is_stopping
+        self._session: ModelSession | None = None
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The loaded model, or None."""
+        return self._session.model if self._session else None
+
+    def holder(self, chat_id: str) -> Holder | None:
+        """The cache a chat keeps, or None."""
+        return self._session.holder(chat_id) if self._session else None
+
+    def apply(self, command: Command) -> None:
+        """Carry out one command; what a person can cause is reported as an event, not raised."""
+        match command:
+            case LoadModel():
+                self._load(command)
+            case SubmitTurn():
+                self._submit(command)
+            case CancelTurn(request_id):
+                if self._session:
+                    self._session.cancel(request_id)
+            case UpdateSpeculation():
+                self._update_speculation(command)
+            case ForgetChat(chat_id):
+                if self._session:
+                    self._session.forget(chat_id)
+            case UnloadModel() | Stop():
+                self._unload()
+
+    def step(self) -> bool:
+        """Let every turn move on by one step; False when nothing is left to do."""
+        return self._session is not None and self._session.step()
+
+    def close(self) -> None:
+        """Cancel what runs and release the model."""
+        self._unload()
+
+    def _submit(self, turn: SubmitTurn) -> None:
+        try:
+            if self._session is None:
+                raise NoModelLoaded("no model is loaded", hint="load a model first")
+            self._session.submit(turn)
+        except TURN_ERRORS as error:
+            self._emit(TurnFailed(turn.request_id, turn.chat_id, describe_error(error)))
+
+    def _update_speculation(self, command: UpdateSpeculation) -> None:
+        if self._session is None:
+            self._emit(SpeculationChanged(command.options, None, "no model is loaded"))
+            return
+        speculation = self._session.speculation
+        is_other_drafter = command.options.drafter_path != speculation.options.drafter_path
+        self._session.update_speculation(command.options)
+        self._emit(SpeculationChanged(command.options, speculation.algorithm, speculation.decline))
+        if is_other_drafter:
+            self._emit(Notice("a drafter file is read with the model: load the model again"))
+
+    def _unload(self) -> None:
+        session, self._session = self._session, None
+        if session:
+            session.close()
+
+    def _load(self, command: LoadModel) -> None:
+        # The old model goes first: two models at once may not fit.
+        self._unload()
+        began = self._clock()
+        try:
+            model = self._load_model(
+                command.path,
+                name=command.name,
+                speculation=command.speculation,
+                progress=lambda stage, share: self._report_load(command.name, stage, share),
+            )
+        except TURN_ERRORS as error:
+            log.warning("loading %s failed", command.path, exc_info=error)
+            self._emit(ModelFailed(command.name, describe_error(error)))
+            return
+        self._session = self._open_session(model, command)
+        self._emit(ModelLoaded(self._model_info((self._clock() - began) * 1e3)))
+        self._tell_refusals(model, command)
+
+    def _report_load(self, name: str, stage: str, fraction: float) -> None:
+        if self._is_stopping():
+            raise LoadInterrupted(f"loading {name} was interrupted")
+        self._emit(ModelLoading(name, stage, fraction))
+
+    def _open_session(self, model: LoadedModel, command: LoadModel) -> ModelSession:
+        speculation = SpeculationRuntime(
+            self._registry,
+            model.traits,
+            model.draft_head,
+            options=command.speculation,
+            clock=self._clock,
+        )
+        return ModelSession(
+            model,
+            speculation,
+            context_len=self._context_len(model, command.context_len),
+            budget_bytes=self._options.holder_budget_bytes,
+            max_running=self._options.max_running,
+            clock=self._clock,
+            emit=self._emit,
+        )
+
+    def _context_len(self, model: LoadedModel, asked: int | None) -> int:
+        """Tokens a chat may hold: what was asked for, at most what the model was trained for."""
+        if asked is not None:
+            if asked > model.max_context_len:
+                self._emit(
+                    Notice(f"context narrowed from {asked} to {model.max_context_len} tokens")
+                )
+            return max(1, min(asked, model.max_context_len))
+        per_token = model.executable.cache_bytes_per_token
+        fitting = self._options.holder_budget_bytes // per_token if per_token else asked
+        return max(1, min(model.max_context_len, fitting or model.max_context_len))
+
+    def _model_info(self, load_ms: float) -> ModelInfo:
+        assert self._session is not None, "called after a load"
+        model, executable = self._session.model, self._session.model.executable
+        return ModelInfo(
+            name=model.name,
+            architecture=model.architecture,
+            quantization=model.quantization,
+            num_parameters=model.num_parameters,
+            context_len=self._session.context_len,
+            vocab_size=model.vocab_size,
+            has_chat_template=model.template is not None,
+            backend=executable.caps.name,
+            device=executable.caps.device,
+            weight_bytes=executable.weight_bytes,
+            cache_bytes_per_token=executable.cache_bytes_per_token,
+            load_ms=load_ms,
+            algorithms=self._session.speculation.algorithms,
+            refusal=model.traits.refusal,
+        )
+
+    def _tell_refusals(self, model: LoadedModel, command: LoadModel) -> None:
+        """One line for what was asked of speculation and cannot be had."""
+        if model.draft_head_refusal:
+            self._emit(Notice(f"drafter refused: {model.draft_head_refusal}"))
+        if model.traits.refusal and command.speculation.is_enabled:
+            self._emit(Notice(f"{model.name} decodes plainly: {model.traits.refusal}"))

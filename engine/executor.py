@@ -1,0 +1,213 @@
+"""Carries out one plan: forwards rows, lets each turn draw from its own.
+
+The failure of one turn ends that turn and no other. Knows no commands, no thread and no text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from backends.base import BackendError, OutOfDeviceMemory, RowOutput
+from engine.cache.holder import forward_holders
+from engine.cache.holder_store import HolderStore
+from engine.contracts import Clock, LoadedModel
+from engine.errors import EngineError
+from engine.planner import Plan
+from engine.prompt import history_len
+from engine.request import Request, RequestState
+from engine.speculative.runtime import SpeculationRuntime
+from engine.speculative.speculator import Decline
+from engine.speculative.trunk import Trunk
+
+log = logging.getLogger(__name__)
+
+PREFILL_CHUNK = 256
+"""Tokens of prompt per step. Chunks end at multiples of it, wherever a prompt begins and whoever
+else runs, so that a chat gets the same stream alone and in company; a chunk bounds how long a
+cancel or a neighbour's next token waits."""
+
+TURN_ERRORS = (EngineError, BackendError, OSError, MemoryError)
+"""What may end one turn; anything else is a bug and ends the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCallbacks:
+    """Where the executor reports to."""
+
+    fail: Callable[[Request, Exception], None]
+    notice: Callable[[str], None]
+
+
+class Executor:
+    """Forwards and draws for one loaded model."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        store: HolderStore,
+        speculation: SpeculationRuntime,
+        *,
+        context_len: int,
+        clock: Clock,
+        callbacks: ExecutorCallbacks,
+    ) -> None:
+        self._model = model
+        self._caps = model.executable.caps
+        self._store = store
+        self._speculation = speculation
+        self._context_len = context_len
+        self._clock = clock
+        self._callbacks = callbacks
+
+    def execute(self, plan: Plan) -> None:
+        """Carry out one step. State: the planned turns move on; failed ones are reported."""
+        if plan.speculate:
+            self._guard(plan.speculate, self._speculate)
+        if plan.prefill:
+            self._guard(plan.prefill, self._prefill)
+        if plan.decode:
+            self._decode(plan.decode)
+
+    def _guard(self, request: Request, action: Callable[[Request], None]) -> None:
+        try:
+            action(request)
+        except TURN_ERRORS as error:
+            log.warning("turn %s failed", request.turn.request_id, exc_info=error)
+            self._callbacks.fail(request, error)
+
+    # -- prefill
+
+    def _prefill(self, request: Request) -> None:
+        start, ids = request.holder.length, request.prompt.token_ids
+        end = self._chunk_end(request)
+        self._keep_prefix(request)
+        is_last = end == len(ids) and not request.is_complete
+        began = self._clock()
+        output = self._forward_prompt(request, ids[start:end], is_last=is_last)
+        request.report_prefill(self._clock() - began)
+        if end == len(ids):
+            request.state = RequestState.DECODING
+        if is_last:
+            assert output.logits is not None, "logits were asked for"
+            request.draw(output.logits[-1])
+
+    def _forward_prompt(
+        self, request: Request, token_ids: Sequence[int], *, is_last: bool
+    ) -> RowOutput:
+        if request.execution is None and self._prefills_through_context(request):
+            self._arm(request)
+        if request.execution is not None:
+            return request.execution.prefill(token_ids)
+        return self._with_room(
+            lambda: request.holder.forward(token_ids, want_logits="last" if is_last else "none")
+        )
+
+    def _chunk_end(self, request: Request) -> int:
+        """Where the next chunk ends: a fixed multiple, the prompt's end, or a prefix to keep.
+
+        Where rows depend on how they were cut, the prompt's last token is forwarded alone, as
+        decoding would, so that answering again from the cache gives the same bits.
+        """
+        start, num = request.holder.length, len(request.prompt.token_ids)
+        size = min(PREFILL_CHUNK, self._caps.max_rows)
+        last = num if self._caps.is_chunk_independent or start == num - 1 else num - 1
+        end = min(start - start % size + size, last)
+        if start < request.checkpoint_len < end:
+            return request.checkpoint_len
+        if end == last and request.resume_len is None and self._needs_resume_point(request):
+            request.resume_len = history_len(request.prompt, self._model)
+        if request.resume_len is not None and start < request.resume_len < end:
+            return request.resume_len
+        return end
+
+    def _needs_resume_point(self, request: Request) -> bool:
+        """Whether this cache could not be cut back to the prompt when the answer is redone."""
+        holder = request.holder
+        return holder.length > 1 and not holder.can_rewind_to(1)
+
+    def _keep_prefix(self, request: Request) -> None:
+        """Copy the holder where others, or this chat later, will want to start again."""
+        length = request.holder.length
+        try:
+            if length == request.checkpoint_len:
+                self._store.add_checkpoint(request.holder.clone())
+            if length == request.resume_len:
+                self._store.set_resume_point(request.turn.chat_id, request.holder.clone())
+        except OutOfDeviceMemory as error:
+            log.warning("no memory to keep a prefix of %d tokens: %s", length, error)
+
+    # -- plain decoding
+
+    def _decode(self, requests: Sequence[Request]) -> None:
+        """One row for each, in one forward; when that fails, each alone, to find who failed."""
+        live = [request for request in requests if request.state is RequestState.DECODING]
+        try:
+            self._decode_together(live)
+        except TURN_ERRORS as error:
+            log.warning("a step of %d turns failed", len(live), exc_info=error)
+            if len(live) == 1:
+                self._callbacks.fail(live[0], error)
+                return
+            for request in live:
+                self._guard(request, lambda alone: self._decode_together([alone]))
+
+    def _decode_together(self, requests: Sequence[Request]) -> None:
+        began = self._clock()
+        inputs = [[request.last_token_id] for request in requests]
+        holders = [request.holder for request in requests]
+        output = self._with_room(lambda: forward_holders(holders, inputs, want_logits="last"))
+        assert output.logits is not None, "logits were asked for"
+        elapsed_s = self._clock() - began
+        for request, row in zip(requests, output.logits, strict=True):
+            if request.execution is not None:
+                request.interlude_ids.append(request.last_token_id)
+            request.count_plain_step(elapsed_s)
+            self._guard(request, lambda turn, row=row: turn.draw(row))  # type: ignore[misc]
+
+    def _with_room(self, forward: Callable[[], RowOutput]) -> RowOutput:
+        """Forward; when the device is full, once more without the holders nobody uses now."""
+        try:
+            return forward()
+        except OutOfDeviceMemory:
+            if not self._store.evict_idle():
+                raise
+            return forward()
+
+    # -- speculation
+
+    def _speculate(self, request: Request) -> None:
+        if request.execution is None:
+            self._arm(request)
+        if request.execution is None:
+            self._decode([request])
+            return
+        if request.interlude_ids:
+            request.execution.catch_up(request.interlude_ids)
+            request.interlude_ids.clear()
+        result = request.execution.step(
+            request.last_token_id, request.num_remaining, request.draw_unless_complete
+        )
+        if result.notice:
+            self._callbacks.notice(result.notice)
+
+    def _arm(self, request: Request) -> None:
+        """Arm the turn's own holder, late, with every token it holds (S27, S28, S30)."""
+        trunk = Trunk(
+            request.holder,
+            self._model.traits,
+            vocab_size=self._model.vocab_size,
+            max_context_len=self._context_len,
+        )
+        armed = self._speculation.arm(
+            trunk, max_tokens=request.num_remaining, committed_ids=request.holder.token_ids
+        )
+        if isinstance(armed, Decline):
+            request.decline = armed.reason
+        else:
+            request.execution = armed
+
+    def _prefills_through_context(self, request: Request) -> bool:
+        """Whether the drafter has to see the prompt's hidden rows, from its start on (S29)."""
+        return False

@@ -1,0 +1,156 @@
+"""The engine thread: a queue of commands in, one callback of events out.
+
+Only this thread touches the model. The one catch-all of the program is here: a bug ends the engine
+with `EngineFailed`, answers every turn that was still waiting for one, and never hangs a caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from engine.commands import Command, LoadModel, Stop, SubmitTurn
+from engine.contracts import Clock, ModelLoader
+from engine.engine import EngineOptions, InferenceEngine
+from engine.events import (
+    EngineEvent,
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
+    ErrorInfo,
+    ModelFailed,
+    TurnFailed,
+    TurnFinished,
+)
+from engine.speculative.registry import SpeculatorRegistry
+
+log = logging.getLogger(__name__)
+
+
+class EngineHost:
+    """Runs an `InferenceEngine` on a thread of its own, from construction to `stop`."""
+
+    def __init__(
+        self,
+        load_model: ModelLoader,
+        on_event: Callable[[EngineEvent], None],
+        *,
+        prepare: Callable[[], str] = lambda: "",
+        clock: Clock = time.perf_counter,
+        registry: SpeculatorRegistry | None = None,
+        options: EngineOptions | None = None,
+    ) -> None:
+        """Start the thread.
+
+        `on_event` is called on it, in order. `prepare` imports the backend there and names it.
+        """
+        self._on_event = on_event
+        self._prepare = prepare
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._open_turns: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._stop_asked = threading.Event()
+        self._gone: ErrorInfo | None = None
+        self._engine = InferenceEngine(
+            load_model,
+            self._report,
+            clock=clock,
+            registry=registry,
+            options=options,
+            is_stopping=self._stop_asked.is_set,
+        )
+        self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether commands are still carried out."""
+        return self._gone is None
+
+    def submit(self, command: Command) -> None:
+        """Queue a command; callable from every thread, never blocks.
+
+        Once the engine has ended, a turn or a load is answered with its failure at once, on the
+        calling thread.
+        """
+        with self._lock:
+            gone = self._gone
+            if gone is None:
+                if isinstance(command, SubmitTurn):
+                    self._open_turns[command.request_id] = command.chat_id
+                if isinstance(command, Stop):
+                    self._stop_asked.set()
+                self._commands.put(command)
+                return
+        match command:
+            case SubmitTurn(request_id=request_id, chat_id=chat_id):
+                self._on_event(TurnFailed(request_id, chat_id, gone))
+            case LoadModel(name=name):
+                self._on_event(ModelFailed(name, gone))
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end after a `Stop`; whether it has."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Cancel running turns, release the model and end the thread; whether it has ended."""
+        self.submit(Stop())
+        return self.join(timeout_s)
+
+    def _run(self) -> None:
+        gone = ErrorInfo("failure", "the engine has stopped")
+        ending: EngineEvent = EngineStopped()
+        try:
+            self._report(EngineReady(self._prepare()))
+            self._serve()
+        except Exception as error:
+            log.exception("the engine failed")
+            text = f"the engine failed: {error or type(error).__name__}"
+            gone = ErrorInfo("failure", text, "start the program again; the log has the details")
+            ending = EngineFailed(gone)
+        self._close(gone)
+        self._on_event(ending)
+
+    def _serve(self) -> None:
+        """Apply commands between two steps; sleep only when there is nothing to do."""
+        has_work = False
+        while True:
+            try:
+                command = self._commands.get(block=not has_work)
+            except queue.Empty:
+                has_work = self._engine.step()
+                continue
+            self._engine.apply(command)
+            if isinstance(command, Stop):
+                return
+            has_work = True
+
+    def _report(self, event: EngineEvent) -> None:
+        if isinstance(event, TurnFinished | TurnFailed):
+            self._open_turns.pop(event.request_id, None)
+        self._on_event(event)
+
+    def _close(self, gone: ErrorInfo) -> None:
+        """Refuse commands from now on and fail what was never answered."""
+        with self._lock:
+            self._gone = gone
+            open_turns = dict(self._open_turns)
+            self._open_turns.clear()
+        loads = [c for c in self._drain() if isinstance(c, LoadModel)]
+        for request_id, chat_id in open_turns.items():
+            self._on_event(TurnFailed(request_id, chat_id, gone))
+        for load in loads:
+            self._on_event(ModelFailed(load.name, gone))
+
+    def _drain(self) -> list[Command]:
+        commands = []
+        while True:
+            try:
+                commands.append(self._commands.get_nowait())
+            except queue.Empty:
+                return commands

@@ -1,0 +1,185 @@
+"""One loaded model at work: its holders, its turns, its steps. Knows no thread and no queue."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.cache.holder import Holder
+from engine.cache.holder_store import MIN_SHARED_LEN, HolderStore
+from engine.commands import Message, SubmitTurn
+from engine.contracts import Clock, LoadedModel
+from engine.errors import EngineError
+from engine.events import ErrorInfo, FinishReason, Notice
+from engine.executor import PREFILL_CHUNK, Executor, ExecutorCallbacks
+from engine.planner import plan
+from engine.prompt import build_prompt, shared_prefix, system_messages
+from engine.request import EmitEvent, Request, RequestState
+from engine.scheduler import Scheduler
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.runtime import SpeculationRuntime
+
+log = logging.getLogger(__name__)
+
+ROOM_FOR_ANSWER = 256
+"""Tokens of answer a turn must find memory for before it starts beside others."""
+
+
+class ModelSession:
+    """Everything that lives as long as one loaded model."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        speculation: SpeculationRuntime,
+        *,
+        context_len: int,
+        budget_bytes: int,
+        max_running: int,
+        clock: Clock,
+        emit: EmitEvent,
+    ) -> None:
+        self.model = model
+        self.speculation = speculation
+        self.context_len = context_len
+        caps = model.executable.caps
+        self._share_unit = 1 if caps.is_chunk_independent else min(PREFILL_CHUNK, caps.max_rows)
+        self.store = HolderStore(
+            model.executable, budget_bytes=budget_bytes, share_unit=self._share_unit
+        )
+        self._clock = clock
+        self._emit = emit
+        self._scheduler = Scheduler(max_running=min(max_running, caps.max_rows))
+        self._executor = Executor(
+            model,
+            self.store,
+            speculation,
+            context_len=context_len,
+            clock=clock,
+            callbacks=ExecutorCallbacks(fail=self._fail, notice=lambda t: emit(Notice(t))),
+        )
+        self._prefixes: dict[tuple[Message, ...], tuple[int, ...]] = {}
+        self._has_told_no_template = False
+
+    def submit(self, turn: SubmitTurn) -> None:
+        """Queue a turn. Raises: EngineError when its prompt cannot be made or does not fit."""
+        prompt = build_prompt(turn, self.model, self.context_len)
+        if prompt.kept_messages and self.model.template is None and not self._has_told_no_template:
+            self._has_told_no_template = True
+            self._emit(Notice(f"{self.model.name} has no chat template: it continues raw text"))
+        request = Request(
+            turn,
+            prompt,
+            self.model,
+            context_len=self.context_len,
+            clock=self._clock,
+            emit=self._emit,
+        )
+        self._scheduler.add(request)
+
+    def cancel(self, request_id: str) -> None:
+        """End a turn as it stands; unknown and ended ones are none of our business."""
+        if request := self._scheduler.find(request_id):
+            self._end(request, "cancelled")
+
+    def cancel_all(self) -> None:
+        """End every turn as it stands."""
+        for request in self._scheduler.requests:
+            self._end(request, "cancelled")
+
+    def update_speculation(self, options: SpeculationOptions) -> None:
+        """Drop armed drafters; turns arm again under the new policy (S42)."""
+        self.speculation.set_options(options)
+        for request in self._scheduler.requests:
+            request.drop_execution()
+
+    def forget(self, chat_id: str) -> None:
+        """Release a chat's holder; a turn that still runs on it is cancelled."""
+        for request in self._scheduler.requests:
+            if request.turn.chat_id == chat_id:
+                self._end(request, "cancelled")
+        self.store.discard(chat_id)
+
+    def step(self) -> bool:
+        """Let every turn move on by one step; False when there is none."""
+        if self._scheduler.is_idle:
+            return False
+        self._start_waiting()
+        may_speculate = self.speculation.options.is_enabled
+        self._executor.execute(plan(self._scheduler, may_speculate=may_speculate))
+        for request in self._scheduler.requests:
+            request.poll_text()
+            if request.is_complete and request.state is RequestState.DECODING:
+                self._end(request)
+        return True
+
+    def close(self) -> None:
+        """Cancel what runs and release the weights."""
+        self.cancel_all()
+        self.model.executable.close()
+
+    def holder(self, chat_id: str) -> Holder | None:
+        """The cache a chat keeps, or None."""
+        return self.store.get(chat_id)
+
+    def _start_waiting(self) -> None:
+        while request := self._scheduler.next_to_start(self._has_room):
+            self.store.make_room(self._bytes_needed(request))
+            holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
+            request.begin(holder)
+            request.checkpoint_len = self._checkpoint_len(request)
+
+    def _has_room(self, request: Request) -> bool:
+        return self.store.can_fit(self._bytes_needed(request))
+
+    def _bytes_needed(self, request: Request) -> int:
+        num_answer = min(request.num_remaining, ROOM_FOR_ANSWER)
+        num_tokens = len(request.prompt.token_ids) + num_answer
+        return num_tokens * self.model.executable.cache_bytes_per_token
+
+    def _checkpoint_len(self, request: Request) -> int:
+        """How much of this prompt to keep for new chats: its system prompt, unless it is kept."""
+        prefix = self.system_prefix(system_messages(request.prompt.kept_messages))
+        is_new = len(prefix) >= MIN_SHARED_LEN and not self.store.has_checkpoint(prefix)
+        matches = request.prompt.token_ids[: len(prefix)] == prefix
+        return len(prefix) if is_new and matches else 0
+
+    def system_prefix(self, system: tuple[Message, ...]) -> tuple[int, ...]:
+        """Ids of a system prompt that can be shared between chats."""
+        if not system:
+            return ()
+        if system not in self._prefixes:
+            try:
+                prefix = shared_prefix(system, self.model)
+            except EngineError as error:
+                log.info("no shared prefix: %s", error)
+                prefix = ()
+            self._prefixes[system] = prefix[: len(prefix) - len(prefix) % self._share_unit]
+        return self._prefixes[system]
+
+    def _end(self, request: Request, reason: FinishReason | None = None) -> None:
+        self._leave(request)
+        request.finish(reason)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._leave(request)
+        request.fail(describe_error(error))
+
+    def _leave(self, request: Request) -> None:
+        """Take a turn out of the schedule. State: its holder is idle, or dropped when broken."""
+        self._scheduler.remove(request)
+        if request.state is RequestState.WAITING:
+            return
+        if request.holder.is_intact:
+            self.store.release(request.turn.chat_id)
+        else:
+            self.store.discard(request.turn.chat_id)
+
+
+def describe_error(error: BaseException) -> ErrorInfo:
+    """An error as a person reads it."""
+    if isinstance(error, FileNotFoundError):
+        return ErrorInfo("missing", f"there is no file {error.filename}")
+    if isinstance(error, MemoryError):
+        return ErrorInfo("does_not_fit", "memory is full", "close other programs and try again")
+    message = str(error) or type(error).__name__
+    return ErrorInfo(getattr(error, "kind", "failure"), message, getattr(error, "hint", ""))

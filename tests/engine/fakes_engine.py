@@ -1,0 +1,298 @@
+"""A deterministic little model without weights, with caches that refuse what real ones cannot do.
+
+The logits of a row are a hash of every token its cache can see, so a wrong cache changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from backends.base import BackendCaps, BackendError, RowOutput, Segment
+from engine.commands import Message
+from engine.contracts import LoadedModel
+from engine.events import EngineEvent
+from engine.speculative.target import TargetTraits
+
+BOS, EOS, USER, ASSISTANT, SYSTEM, END = 256, 257, 258, 259, 260, 261
+VOCAB = 264
+NAMES = {BOS: b"<bos>", EOS: b"<eos>", USER: b"<u>", ASSISTANT: b"<a>", SYSTEM: b"<s>", END: b"<e>"}
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+E = TypeVar("E")
+
+
+class ByteTokenizer:
+    """One token per byte, and a few control tokens."""
+
+    eog_ids = frozenset({EOS, END})
+    bos_id = BOS
+    adds_bos = True
+
+    def encode(self, text: str, *, with_control: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token_id: int, *, with_control: bool = False) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return NAMES.get(token_id, b"") if with_control else b""
+
+
+class FakeTemplate:
+    """<s>system<e><u>user<e><a>answer<e>...; may open the answer with text it later leaves out."""
+
+    def __init__(self, opening: str = "") -> None:
+        self._opening = list(opening.encode())
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        marks = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+        ids = [BOS]
+        for message in messages:
+            ids += [marks[message.role], *message.content.encode(), END]
+        return ids + ([ASSISTANT, *self._opening] if add_generation_prompt else [])
+
+
+class FakeClock:
+    """Time that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class LinearCache:
+    """Keeps every position; rewinds anywhere."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * len(self.ids)
+
+    def ensure_capacity(self, length: int) -> None:
+        pass
+
+    def can_rewind_to(self, length: int) -> bool:
+        return 0 <= length <= self.length
+
+    def rewind_to(self, length: int) -> None:
+        if not self.can_rewind_to(length):
+            raise BackendError(f"cannot rewind from {self.length} to {length}")
+        del self.ids[length:]
+
+    def clone(self) -> LinearCache:
+        copy = type(self)()
+        copy.ids = list(self.ids)
+        return copy
+
+    def append(self, token_id: int) -> None:
+        self.ids.append(token_id)
+
+    def begin_forward(self) -> None:
+        pass
+
+    def state(self) -> int:
+        return _hash(self.ids)
+
+    def export_state(self) -> Mapping[str, np.ndarray]:
+        return {"ids": np.array(self.ids, dtype=np.int64)}
+
+    def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        ids = state["ids"]
+        if ids.shape != (length,):
+            raise BackendError(f"an export of {len(ids)} tokens is not one of {length}")
+        self.ids = [int(i) for i in ids]
+
+
+class RingCache(LinearCache):
+    """Sees the last `window` tokens and can give back `slack` evicted ones."""
+
+    window, slack = 24, 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.oldest = 0
+
+    def can_rewind_to(self, length: int) -> bool:
+        if length == 0:
+            return True
+        return length <= self.length and max(0, length - self.window) >= self.oldest
+
+    def rewind_to(self, length: int) -> None:
+        super().rewind_to(length)
+        if length == 0:
+            self.oldest = 0
+
+    def append(self, token_id: int) -> None:
+        super().append(token_id)
+        self.oldest = max(self.oldest, self.length - self.window - self.slack)
+
+    def clone(self) -> RingCache:
+        copy = type(self)()
+        copy.ids, copy.oldest = list(self.ids), self.oldest
+        return copy
+
+    def state(self) -> int:
+        first = max(0, self.length - self.window)
+        assert first >= self.oldest, "read a position that was evicted"
+        return _hash(self.ids[first:]) ^ self.length
+
+    def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        super().import_state(state, length)
+        self.oldest = max(0, length - self.window)
+
+
+class RecurrentCache(LinearCache):
+    """Folds every token into one state; can go back only within its last forward, or to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.floor = 0
+
+    def begin_forward(self) -> None:
+        self.floor = self.length
+
+    def can_rewind_to(self, length: int) -> bool:
+        return length == 0 or self.floor <= length <= self.length
+
+    def rewind_to(self, length: int) -> None:
+        super().rewind_to(length)
+        self.floor = min(self.floor, length)
+
+    def clone(self) -> RecurrentCache:
+        copy = type(self)()
+        copy.ids, copy.floor = list(self.ids), self.length
+        return copy
+
+
+def _hash(ids: Sequence[int]) -> int:
+    state = 1
+    for token_id in ids:
+        state = (state ^ token_id + 1) * _MIX & _MASK
+        state ^= state >> 29
+    return state
+
+
+@dataclass
+class FakeExecutable:
+    """Forwards rows; counts them; fails when told to."""
+
+    make_cache: Callable[[], LinearCache] = LinearCache
+    period: int = 0
+    """Greater than 0 repeats one alphabet: a model that drafts well from its own text."""
+    eos_bias: float = -20.0
+    is_chunk_independent: bool = True
+    fail_at: int | None = None
+    """Number of the forward that raises."""
+    fails_half_way: bool = False
+    """A broken backend: rows stay in the cache when it raises."""
+    error: Exception = field(default_factory=lambda: BackendError("the device is gone"))
+    num_forwards: int = 0
+    num_rows: int = 0
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    on_forward: Callable[[], None] = lambda: None
+    is_closed: bool = False
+    weight_bytes: int = 1000
+    cache_bytes_per_token: int = 8
+
+    @property
+    def caps(self) -> BackendCaps:
+        return BackendCaps("fake", "fake device", True, self.is_chunk_independent, 64)
+
+    def new_cache(self) -> LinearCache:
+        return self.make_cache()
+
+    def forward(
+        self, segments: Sequence[Segment], *, want_logits: str = "all", want_hidden: bool = False
+    ) -> RowOutput:
+        assert not self.is_closed, "forward after close"
+        self.on_forward()
+        self.num_forwards += 1
+        fails = self.num_forwards == self.fail_at
+        if fails and not self.fails_half_way:
+            raise self.error
+        assert sum(len(s.token_ids) for s in segments) <= self.caps.max_rows
+        rows, hidden = [], []
+        for segment in segments:
+            cache = segment.cache
+            cache.begin_forward()
+            for i, token_id in enumerate(segment.token_ids):
+                cache.append(token_id)
+                is_last = i == len(segment.token_ids) - 1
+                if want_logits == "all" or (want_logits == "last" and is_last):
+                    rows.append(self.logits(cache))
+                hidden.append(np.full(4, cache.state() % 97, dtype=np.float32))
+        if fails:
+            raise self.error
+        self.shapes.append(tuple(len(s.token_ids) for s in segments))
+        self.num_rows += sum(self.shapes[-1])
+        return RowOutput(
+            np.stack(rows) if rows else None, np.stack(hidden) if want_hidden else None
+        )
+
+    def logits(self, cache: LinearCache) -> np.ndarray:
+        rng = np.random.default_rng(cache.state())
+        row = rng.normal(scale=3.0, size=VOCAB).astype(np.float32)
+        row[256:] += self.eos_bias
+        if self.period:
+            row[97 + cache.length % self.period] += 30.0
+        return row
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def fake_model(executable: FakeExecutable | None = None, **changes: object) -> LoadedModel:
+    """A loaded model over the fake executable."""
+    fields: dict[str, object] = {
+        "name": "tiny",
+        "architecture": "fake",
+        "quantization": "F32",
+        "num_parameters": 1,
+        "content_hash": "c0ffee",
+        "executable": executable or FakeExecutable(),
+        "traits": TargetTraits(),
+        "tokenizer": ByteTokenizer(),
+        "template": FakeTemplate(),
+        "max_context_len": 4096,
+        "vocab_size": VOCAB,
+    }
+    return LoadedModel(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeLoader:
+    """Hands out a model, or raises."""
+
+    model: LoadedModel = field(default_factory=fake_model)
+    error: Exception | None = None
+
+    def __call__(
+        self, path: Path, *, name: str, speculation: object, progress: Callable[[str, float], None]
+    ) -> LoadedModel:
+        progress("weights", 0.5)
+        if self.error:
+            raise self.error
+        return self.model
+
+
+def of_type(events: Sequence[EngineEvent], kind: type[E]) -> list[E]:
+    """The events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
