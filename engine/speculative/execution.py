@@ -1,0 +1,381 @@
+"""The one loop of speculative decoding: draft, verify, rollback, commit (ledger S06).
+
+It serves every algorithm and every model, and knows neither by name. Each emitted token is drawn
+from a target row whose inputs are the tokens plain decoding would have fed (S15).
+Source: Leviathan et al. 2023, algorithm 1 (arXiv 2211.17192), with the draw from the target row in
+place of rejection sampling: a draft is kept when the target's own draw equals it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+import numpy as np
+
+from backends.base import BackendError, RowOutput
+from engine.contracts import Clock
+from engine.errors import EngineError
+from engine.speculative.governor import CostGovernor, GovernorState, StepSample
+from engine.speculative.speculator import NO_PROPOSAL, DraftContext, Proposal, Speculator
+from engine.speculative.stats import SpeculationStats
+from engine.speculative.target import SpeculativeTarget
+from engine.speculative.window import AdaptiveWindow
+
+log = logging.getLogger(__name__)
+
+DrawRow = Callable[[np.ndarray, int], int | None]
+"""(logits [V], position) -> the token at that position; None once an earlier one ended the turn."""
+
+DRAFTER_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    BackendError,
+    EngineError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a broken drafter may raise: it is dropped, the answer goes on plainly (never fails)."""
+
+
+class Window(Protocol):
+    """How far to draft."""
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts worth asking for."""
+
+    def choose(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> int:
+        """How many of the proposed drafts to verify."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step brought. The cache grew by `len(token_ids)`; the last one is not in it."""
+
+    token_ids: tuple[int, ...]
+    num_drafts: int
+    """Drafts that were verified."""
+    num_accepted: int
+    kind: Literal["verify", "plain", "parked"]
+    notice: str | None = None
+    """One line for the person when the drafter was dropped in this step."""
+
+
+class _Role(Enum):
+    """What a step's time is evidence of."""
+
+    SPECULATIVE = "speculative"
+    """The drafter ran for it, whether or not it proposed anything (S38)."""
+    BASELINE = "baseline"
+    """The governor asked for the model's own decode: parked, or measuring (S39)."""
+    NEITHER = "neither"
+    """No room for a draft, no drafter or no governor."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step on its way through the phases."""
+
+    base: int
+    """Cached tokens before it."""
+    rows: list[int]
+    """The newest token and the drafts behind it."""
+    is_parked: bool
+    role: _Role
+    proposal: Proposal = NO_PROPOSAL
+    """What the drafter said, chosen or not."""
+    drawn: list[int] = field(default_factory=list)
+    hidden: np.ndarray | None = None
+    snapshot: object = None
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.rows) - 1
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.drawn) - 1
+
+
+class SpeculativeExecution:
+    """A speculator armed on one chat's target."""
+
+    def __init__(
+        self,
+        target: SpeculativeTarget,
+        speculator: Speculator,
+        window: Window,
+        *,
+        governor: CostGovernor | None = None,
+        costs: AdaptiveWindow | None = None,
+        min_draft_prob: float | None = None,
+        clock: Clock,
+    ) -> None:
+        """`governor` None forces drafting; `costs` learns whether or not it picks the window."""
+        traits = speculator.traits
+        self.target = target
+        self.governor = governor
+        self.dropped: str | None = None
+        """Why the drafter was dropped, once it was."""
+        self._speculator = speculator
+        self._window = window
+        self._costs = costs
+        self._clock = clock
+        self._min_draft_prob = (
+            traits.default_min_draft_prob if min_draft_prob is None else min_draft_prob
+        )
+        self._committed_len = 0
+        self._notice: str | None = None
+        self.stats = SpeculationStats(clock, algorithm=traits.name)
+
+    @property
+    def prefills_through_context(self) -> bool:
+        """Whether the prompt's hidden rows have to be captured (S29)."""
+        traits = self._speculator.traits
+        return traits.needs_hidden and not traits.can_arm_after_prefix_reuse and not self.dropped
+
+    def begin_turn(self) -> None:
+        """A new request on the same chat: fresh counters, a park is cut short (S35)."""
+        self.stats = SpeculationStats(self._clock, algorithm=self._speculator.traits.name)
+        if self.governor is not None:
+            self.governor.begin_request()
+
+    def prefill(self, token_ids: Sequence[int]) -> RowOutput:
+        """Forward one chunk of the prompt and let the drafter see its hidden rows (S26, S29).
+
+        Shapes: token_ids [R] -> logits [R, V] float32.
+        State:  cache grows by R; nothing changes when it raises.
+        """
+        want_hidden = self._speculator.traits.needs_hidden
+        start = self.target.cached_len
+        output = self.target.forward_rows(token_ids, want_hidden=want_hidden)
+        self._tell(token_ids, output.hidden, start)
+        return output
+
+    def seed_committed(self, token_ids: Sequence[int]) -> None:
+        """Tell the drafter every token the cache holds, without hidden rows (S27, S30)."""
+        assert len(token_ids) == self.target.cached_len, "seed with exactly the cached tokens"
+        with self.stats.phase("catch_up"):
+            self._tell(token_ids, None, 0)
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Tell the drafter the tokens that plain steps elsewhere put into the cache (S47)."""
+        start = self.target.cached_len - len(token_ids)
+        assert start == self._committed_len, "catch up from where the drafter stopped"
+        with self.stats.phase("catch_up"):
+            self._tell(token_ids, None, start)
+        if self.governor is not None:
+            self.governor.count_interlude(len(token_ids))
+
+    def step(self, last_token_id: int, max_tokens: int, draw: DrawRow) -> StepResult:
+        """Emit between 1 and `max_tokens` tokens after `last_token_id`, which is not cached yet.
+
+        State:  the cache grows by as many tokens as are emitted; by none when it raises.
+        Raises: BackendError, EngineError from the target or from `draw`, never from the drafter.
+        """
+        start = self._clock()
+        step = self._draft(last_token_id, max_tokens)
+        self._verify(step, draw)
+        self._rollback(step)
+        self._commit(step)
+        self._account(step, (self._clock() - start) * 1e3)
+        return self._result(step)
+
+    # -- draft
+
+    def _draft(self, last_token_id: int, max_tokens: int) -> _Step:
+        base, governor = self.target.cached_len, self.governor
+        may_draft = governor is None or governor.may_draft
+        is_parked = governor is not None and governor.state is GovernorState.PARKED
+        role = _Role.NEITHER if may_draft else _Role.BASELINE
+        step = _Step(base, [last_token_id], is_parked, role)
+        num = min(
+            self._window.max_drafts,
+            self._speculator.traits.max_drafts,
+            max_tokens - 1,
+            self.target.max_context_len - base - 1,
+        )
+        if num < 1 or self.dropped or not (may_draft or self._speculator.traits.is_free):
+            return step
+        with self.stats.phase("draft"):
+            step.proposal = self._propose(
+                DraftContext(last_token_id, base, num, self._min_draft_prob)
+            )
+        if not self.dropped and (may_draft or self._wakes(step.proposal)):
+            self._choose(step)
+        return step
+
+    def _choose(self, step: _Step) -> None:
+        proposal = step.proposal
+        num = self._window.choose(proposal.prefix_probs, len(proposal.token_ids))
+        step.rows.extend(proposal.token_ids[:num])
+        step.role = _Role.NEITHER if self.governor is None else _Role.SPECULATIVE
+        step.is_parked = False
+
+    def _propose(self, context: DraftContext) -> Proposal:
+        try:
+            proposal = self._speculator.propose(context)
+            ids = [int(i) for i in proposal.token_ids[: context.max_drafts]]
+        except DRAFTER_FAULTS as error:
+            self._drop(error)
+            return NO_PROPOSAL
+        # A draft outside the vocabulary must not reach the embedding; what follows it hangs on it.
+        num = next((n for n, i in enumerate(ids) if not 0 <= i < self.target.vocab_size), len(ids))
+        return Proposal(ids[:num], proposal.prefix_probs)
+
+    def _wakes(self, proposal: Proposal) -> bool:
+        """Whether drafts of a parked drafter that costs nothing promise enough to end the park."""
+        governor, costs = self.governor, self._costs
+        if governor is None or costs is None or governor.state is not GovernorState.PARKED:
+            return False
+        if not costs.promises_to_pay(proposal.prefix_probs, len(proposal.token_ids)):
+            return False
+        governor.wake()
+        return governor.may_draft
+
+    # -- verify
+
+    def _verify(self, step: _Step, draw: DrawRow) -> None:
+        """Forward the rows once and draw from them until a draw differs from its draft."""
+        output = self._forward(step)
+        assert output.logits is not None, "a verify needs logits"
+        with self.stats.phase("sample"):
+            step.drawn = draw_rows(step.rows, output.logits, step.base, draw)
+        if output.hidden is not None:
+            # The arrays are the target's until its next forward, and a rollback may be one.
+            step.hidden = output.hidden[: len(step.drawn)].copy()
+
+    def _forward(self, step: _Step) -> RowOutput:
+        """Score the step's rows; a verify that fails becomes a plain step, with a notice."""
+        if not step.num_drafts:
+            with self.stats.phase("plain"):
+                return self._forward_rows(step)
+        try:
+            with self.stats.phase("snapshot"):
+                if not self.target.traits.verify_persists_accepted_kv:
+                    step.snapshot = self.target.snapshot_state()
+            with self.stats.phase("verify"):
+                return self._forward_rows(step)
+        except BackendError as error:
+            self._drop(error)
+            del step.rows[1:]
+            step.role = _Role.NEITHER
+            return self._forward(step)
+
+    def _forward_rows(self, step: _Step) -> RowOutput:
+        self.target.ensure_capacity(step.base + len(step.rows))
+        return self.target.forward_rows(step.rows, want_hidden=self._wants_hidden(step))
+
+    def _wants_hidden(self, step: _Step) -> bool:
+        """Whether to capture hidden rows: not in a parked step that a drafter can resume after."""
+        traits = self._speculator.traits
+        if not traits.needs_hidden or self.dropped:
+            return False
+        return not (step.role is _Role.BASELINE and traits.can_arm_after_prefix_reuse)
+
+    # -- rollback
+
+    def _rollback(self, step: _Step) -> None:
+        """Take the rejected rows back. State: the cache holds base + len(drawn) tokens."""
+        if not step.num_drafts:
+            return
+        with self.stats.phase("rollback"):
+            self.target.on_verify_resolved(len(step.rows), step.num_accepted)
+            if len(step.drawn) == len(step.rows):
+                return
+            if self.target.traits.verify_persists_accepted_kv:
+                self.target.rewind_to(step.base + len(step.drawn))
+            else:
+                self._replay(step)
+
+    def _replay(self, step: _Step) -> None:
+        """Restore the snapshot and forward the kept rows again.
+
+        It rebuilds the state and decides nothing: the tokens are drawn already (B8).
+        """
+        kept = step.rows[: len(step.drawn)]
+        self.target.restore_state(step.snapshot)
+        try:
+            self.target.forward_rows(kept, want_logits=False)
+        except BackendError as error:
+            self._drop(error)
+            for token_id in kept:
+                self.target.forward_rows([token_id], want_logits=False)
+
+    # -- commit
+
+    def _commit(self, step: _Step) -> None:
+        with self.stats.phase("catch_up"):
+            self._tell(step.rows[: len(step.drawn)], step.hidden, step.base)
+
+    def _tell(self, token_ids: Sequence[int], hidden: np.ndarray | None, start: int) -> None:
+        self._committed_len = start + len(token_ids)
+        if self.dropped or not token_ids:
+            return
+        try:
+            self._speculator.commit(token_ids, hidden, start)
+        except DRAFTER_FAULTS as error:
+            self._drop(error)
+
+    def _drop(self, error: BaseException) -> None:
+        name = self._speculator.traits.name
+        log.warning("drafter %s dropped", name, exc_info=error)
+        reason = str(error) or type(error).__name__
+        self.dropped = self._notice = f"{name} stopped drafting: {reason}"
+
+    # -- accounting
+
+    def _account(self, step: _Step, ms: float) -> None:
+        if step.num_drafts:
+            self.stats.count_verify(step.num_drafts, step.num_accepted)
+        else:
+            self.stats.count_plain(is_parked=step.is_parked)
+        if self._costs is not None:
+            self._learn(self._costs, step, ms)
+        if self.governor is None:
+            return
+        if step.role is _Role.SPECULATIVE:
+            self.governor.record_speculative(StepSample(ms, len(step.drawn), step.num_accepted))
+        elif step.role is _Role.BASELINE:
+            self.governor.record_plain(ms)
+
+    def _learn(self, costs: AdaptiveWindow, step: _Step, ms: float) -> None:
+        costs.costs.record(len(step.rows), ms)
+        # The draft behind the chosen ones is judged too: a row was drawn where it stands.
+        num_judged = min(len(step.proposal.token_ids), len(step.rows), len(step.drawn))
+        pairs = zip(step.proposal.token_ids, step.drawn, strict=False)
+        num_right = next((n for n, (d, t) in enumerate(pairs) if d != t), num_judged)
+        costs.acceptance.record(step.proposal.prefix_probs, num_judged, min(num_right, num_judged))
+
+    def _result(self, step: _Step) -> StepResult:
+        notice, self._notice = self._notice, None
+        kind: Literal["verify", "plain", "parked"] = (
+            "verify" if step.num_drafts else "parked" if step.is_parked else "plain"
+        )
+        return StepResult(tuple(step.drawn), step.num_drafts, step.num_accepted, kind, notice)
+
+
+def draw_rows(rows: Sequence[int], logits: np.ndarray, base: int, draw: DrawRow) -> list[int]:
+    """Draw row by row; go on while the drawn token is the next row's input.
+
+    Shapes: rows [R], logits [R, V]. Row r draws position base + r + 1.
+    Returns: the drawn tokens, at least one; a None ends the loop, so rows past a stop are rejected.
+    """
+    drawn: list[int] = []
+    for row in range(len(rows)):
+        token_id = draw(logits[row], base + row + 1)
+        if token_id is None:
+            break
+        drawn.append(token_id)
+        if row + 1 < len(rows) and token_id != rows[row + 1]:
+            break
+    assert drawn, "a step was asked for after the turn had ended"
+    return drawn

@@ -1,0 +1,83 @@
+"""The target on one chat's holder: its cache and ids act as a `SpeculativeTarget`.
+
+One class serves both regimes: a chat alone forwards its rows by itself, and the same holder is one
+of several in a batched forward (`engine.cache.holder.forward_holders`); what a batched step added
+is told to the drafter by `SpeculativeExecution.catch_up`. Knows nothing of drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from backends.base import RowOutput
+from engine.cache.holder import Holder, HolderSnapshot
+from engine.speculative.target import SpeculativeTarget, TargetTraits
+
+
+class Trunk:
+    """A model bound to one chat's holder."""
+
+    def __init__(
+        self, holder: Holder, traits: TargetTraits, *, vocab_size: int, max_context_len: int
+    ) -> None:
+        self.holder = holder
+        self._traits = traits
+        self._vocab_size = vocab_size
+        self._max_context_len = max_context_len
+
+    @property
+    def traits(self) -> TargetTraits:
+        """What this trunk can do."""
+        return self._traits
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self._vocab_size
+
+    @property
+    def cached_len(self) -> int:
+        """Tokens the holder's cache holds."""
+        return self.holder.length
+
+    @property
+    def max_context_len(self) -> int:
+        """Most tokens the holder may hold."""
+        return self._max_context_len
+
+    def ensure_capacity(self, length: int) -> None:
+        """Make room for `length` tokens. State: capacity only."""
+        self.holder.ensure_capacity(length)
+
+    def forward_rows(
+        self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
+    ) -> RowOutput:
+        """Append tokens to the holder and score every row in one pass.
+
+        Shapes: token_ids [R] -> logits [R, V] float32; hidden [R, F] or None.
+        State:  cache and ids grow by R; nothing changes when it raises.
+        """
+        return self.holder.forward(
+            token_ids, want_logits="all" if want_logits else "none", want_hidden=want_hidden
+        )
+
+    def snapshot_state(self) -> object:
+        """A copy of the holder where a verify's rows do not stay usable, else None."""
+        return None if self._traits.verify_persists_accepted_kv else self.holder.snapshot()
+
+    def restore_state(self, snapshot: object) -> None:
+        """Go back to a snapshot, which is used up. State: cache and ids as they were."""
+        assert isinstance(snapshot, HolderSnapshot), "this trunk rewinds; it took no snapshot"
+        self.holder.restore(snapshot)
+
+    def rewind_to(self, length: int) -> None:
+        """Drop every position >= length. State: cache (ring and recurrent state too) and ids."""
+        self.holder.rewind_to(length)
+
+    def on_verify_resolved(self, num_rows: int, num_accepted: int) -> None:
+        """Nothing to do: these caches put evicted rows and row states back in `rewind_to`."""
+
+
+if TYPE_CHECKING:
+    _: type[SpeculativeTarget] = Trunk

@@ -1,0 +1,210 @@
+"""How far to draft: the length with the most expected tokens per millisecond.
+
+A policy beside the governor. It knows what a forward of each row count costs and how often each
+draft position was accepted lately; it knows no algorithm, no cache and no clock of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.speculative.options import DEFAULT_WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPolicy:
+    """The window's numbers, each with its reason."""
+
+    ceiling: int = 15
+    """Most drafts when the trunk prefers nothing: 16 rows fill one tile of the matrix kernels."""
+    min_samples: int = 3
+    """Steps of a row count before its cost is believed rather than interpolated."""
+    cost_weight: float = 0.15
+    """Weight of the newest cost: about the last dozen steps, contexts grow slowly."""
+    probability_weight: float = 0.06
+    """Weight of the newest acceptance: about the last thirty windows, text changes by paragraph."""
+    prior_weight: float = 4.0
+    """Windows' worth of trust in a drafter's own confidence before it is corrected."""
+    min_gain: float = 1.03
+    """Another length must be this much better than the one in use: no flapping at a pivot."""
+    wake_gain: float = 1.25
+    """A parked drafter must promise this much before its park is cut short."""
+
+
+@dataclass(slots=True)
+class RowCosts:
+    """Milliseconds of a whole step by the number of rows it forwarded."""
+
+    policy: WindowPolicy
+    _ms: dict[int, float] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
+    _known: list[int] = field(default_factory=list)
+
+    def record(self, num_rows: int, ms: float) -> None:
+        """A step of `num_rows` rows took `ms`."""
+        count = self._counts.get(num_rows, 0) + 1
+        self._counts[num_rows] = count
+        old = self._ms.get(num_rows, ms)
+        # The first forward of a shape allocates and warms up: the second one replaces it.
+        weight = 1.0 if count == 2 else max(self.policy.cost_weight, 1.0 / count)
+        self._ms[num_rows] = old + weight * (ms - old)
+        self._known = sorted(self._ms)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether one-row steps and two longer lengths, or one long enough, were measured."""
+        settled = [r for r, n in self._counts.items() if n >= self.policy.min_samples]
+        return 1 in settled and len(settled) >= 2
+
+    def ms(self, num_rows: int) -> float:
+        """Expected cost; unmeasured counts are read between their neighbours, a little hopefully.
+
+        Costs never fall with the row count, so the lower neighbour bounds an unmeasured one from
+        below. Half way between that bound and the straight line: hopeful enough to be tried when
+        it would pay, and a trial replaces it by the truth.
+        """
+        if num_rows in self._ms:
+            return self._ms[num_rows]
+        at = bisect_left(self._known, num_rows)
+        if at == 0:
+            return self._ms[self._known[0]]
+        low = self._known[at - 1]
+        if at == len(self._known):
+            first = self._known[0]
+            slope = (self._ms[low] - self._ms[first]) / (low - first) if low > first else 0.0
+            return self._ms[low] + max(slope, 0.0) * (num_rows - low)
+        high = self._known[at]
+        share = (num_rows - low) / (high - low)
+        return self._ms[low] + 0.5 * share * max(self._ms[high] - self._ms[low], 0.0)
+
+
+class Acceptance:
+    """How likely each draft of a window is accepted, given that the ones before it were.
+
+    Only drafts that were really judged count: those behind the first rejection were not seen, and
+    a window accepted whole says nothing of the draft it did not have.
+    """
+
+    NUM_BINS = 10
+
+    def __init__(self, policy: WindowPolicy) -> None:
+        self._policy = policy
+        self._by_position: list[float] = []
+        self._hits = [0.0] * (self.NUM_BINS + 1)
+        self._trials = [0.0] * (self.NUM_BINS + 1)
+
+    def record(
+        self, prefix_probs: Sequence[float] | None, num_drafts: int, num_accepted: int
+    ) -> None:
+        """A window (or one that was only looked at) of `num_drafts` had `num_accepted` right."""
+        for position in range(min(num_accepted + 1, num_drafts)):
+            hit = float(position < num_accepted)
+            self._record_position(position, hit)
+            if prefix_probs is not None:
+                self._record_bin(_conditional(prefix_probs, position), hit)
+
+    def prefix_probs(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> list[float]:
+        """Element i: estimated probability that drafts 0..i are all accepted."""
+        result: list[float] = []
+        running = 1.0
+        for position in range(num_drafts):
+            if prefix_probs is None:
+                running *= self._at(position)
+            else:
+                running *= self._corrected(_conditional(prefix_probs, position))
+            result.append(running)
+        return result
+
+    def _record_position(self, position: int, hit: float) -> None:
+        if position >= len(self._by_position):
+            self._by_position.append(self._at(position))
+        old = self._by_position[position]
+        self._by_position[position] = old + self._policy.probability_weight * (hit - old)
+
+    def _at(self, position: int) -> float:
+        if position < len(self._by_position):
+            return self._by_position[position]
+        return self._by_position[-1] if self._by_position else 0.5
+
+    def _record_bin(self, confidence: float, hit: float) -> None:
+        index = int(confidence * self.NUM_BINS)
+        keep = 1.0 - self._policy.probability_weight
+        self._hits[index] = self._hits[index] * keep + hit
+        self._trials[index] = self._trials[index] * keep + 1.0
+
+    def _corrected(self, confidence: float) -> float:
+        index = int(confidence * self.NUM_BINS)
+        prior = self._policy.prior_weight
+        return (self._hits[index] + prior * confidence) / (self._trials[index] + prior)
+
+
+class AdaptiveWindow:
+    """Picks the draft length of each step; shared like the governor, and for the same reason."""
+
+    def __init__(self, *, preferred: int | None = None, policy: WindowPolicy | None = None) -> None:
+        self.policy = policy or WindowPolicy()
+        self.ceiling = preferred if preferred is not None else self.policy.ceiling
+        self.fixed = min(DEFAULT_WINDOW, self.ceiling)
+        self.costs = RowCosts(self.policy)
+        self.acceptance = Acceptance(self.policy)
+        self._current: int | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts worth asking for."""
+        return self.ceiling if self.costs.is_known else self.fixed
+
+    def choose(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> int:
+        """How many of `num_drafts` drafts to verify, 0 when not even one pays."""
+        if not self.costs.is_known:
+            return min(num_drafts, self.fixed)
+        rates = self._rates(prefix_probs, num_drafts)
+        best = max(range(len(rates)), key=rates.__getitem__)
+        current = self._current
+        if (
+            current is not None
+            and current < len(rates)
+            and rates[best] < rates[current] * self.policy.min_gain
+        ):
+            best = current
+        self._current = best
+        return best
+
+    def promises_to_pay(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> bool:
+        """Whether verifying these drafts is expected to beat plain decoding clearly."""
+        if not num_drafts or not self.costs.is_known:
+            return False
+        rates = self._rates(prefix_probs, num_drafts)
+        return max(rates) >= rates[0] * self.policy.wake_gain
+
+    def _rates(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> list[float]:
+        """Expected tokens per millisecond of verifying 0, 1, ... `num_drafts` drafts."""
+        num_tokens = 1.0
+        rates = [num_tokens / self.costs.ms(1)]
+        estimates = self.acceptance.prefix_probs(prefix_probs, num_drafts)
+        for num_rows, probability in enumerate(estimates, start=2):
+            num_tokens += probability
+            rates.append(num_tokens / self.costs.ms(num_rows))
+        return rates
+
+
+class FixedWindow:
+    """The window a person typed, or the default: never changed, never left out."""
+
+    def __init__(self, window: int) -> None:
+        self.max_drafts = window
+
+    def choose(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> int:
+        """All of them."""
+        del prefix_probs
+        return num_drafts
+
+
+def _conditional(prefix_probs: Sequence[float], position: int) -> float:
+    """Probability of one draft given the ones before it, from cumulative ones."""
+    if position == 0:
+        return min(max(prefix_probs[0], 0.0), 1.0)
+    before = prefix_probs[position - 1]
+    return min(max(prefix_probs[position] / before, 0.0), 1.0) if before > 0.0 else 0.0
