@@ -85,7 +85,6 @@ class Wiring:
         settings = settings or self.settings
         return Loader(
             backend_factory=lambda: select_backend(settings.backend, threads=settings.threads),
-            cache_dir=self.paths.cache_dir,
         )
 
     def read_bandwidth_gb_s(self, settings: Settings) -> float:
