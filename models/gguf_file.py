@@ -57,6 +57,10 @@ class GgufFile:
             _bytes=np.frombuffer(mapped, np.uint8),
         )
 
+    def read_bytes(self, start: int, count: int) -> bytes:
+        """`count` bytes of the file from `start`, fewer at its end."""
+        return self._bytes[start : start + count].tobytes()
+
     # Metadata -------------------------------------------------------------------------------
 
     @property

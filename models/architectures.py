@@ -1,0 +1,46 @@
+"""Which file writes which architecture. The only list of trunks; each is imported when needed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from backends.program import Program
+from engine.speculative.target import TargetTraits
+from models.config import ModelConfig
+from models.errors import UnsupportedArchitecture
+from models.gguf_file import GgufFile
+
+ARCHITECTURES: dict[str, str] = {
+    "llama": "models.llama",
+    "qwen3": "models.qwen3",
+    "qwen3moe": "models.qwen3moe",
+    "gemma3": "models.gemma3",
+    "gemma4": "models.gemma4",
+}
+"""`general.architecture` to module."""
+
+
+class Architecture(Protocol):
+    """What a trunk's module offers."""
+
+    def build(self, file: GgufFile, config: ModelConfig) -> Program:
+        """The forward pass. Raises: BadGguf, UnsupportedArchitecture."""
+
+    def traits(self, config: ModelConfig) -> TargetTraits:
+        """What the trunk says of itself towards speculation."""
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """The module that writes this file's architecture.
+
+    Raises: UnsupportedArchitecture listing the known ones.
+    """
+    name = file.architecture
+    module = ARCHITECTURES.get(name)
+    if module is None:
+        raise UnsupportedArchitecture(
+            f"{file.path.name}: architecture {name!r} is not supported",
+            hint=f"supported are {', '.join(sorted(ARCHITECTURES))}",
+        )
+    return cast(Architecture, import_module(module))

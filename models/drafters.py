@@ -1,0 +1,108 @@
+"""Whether a drafter file fits a target: decided by `general.architecture`, never by a file name.
+
+Source: llama.cpp `common_speculative_are_compatible` for the vocabulary rule (same kind, same BOS
+and EOS, sizes at most 128 apart, equal texts from id 5 on).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.architectures import ARCHITECTURES
+from models.errors import DrafterMismatch, ModelError
+from models.gguf_file import GgufFile
+from models.vocabulary import Vocabulary
+
+DRAFTER_ARCHITECTURES: dict[str, str] = {
+    "gemma4-assistant": "embedding_length_out",
+    "dflash": "embedding_length",
+    "eagle3": "target_hidden_size",
+}
+"""`general.architecture` of a drafter to the key that holds its target's hidden size."""
+
+_MAX_SIZE_DIFFERENCE = 128
+_FIRST_COMPARED_ID = 5
+
+
+def drafter_refusal(path: Path, target: GgufFile, target_refusal: str | None) -> str | None:
+    """Why the drafter at `path` cannot serve the target, or None where no reason was found.
+
+    A target that refuses speculation refuses before the file is opened (ledger S09, S55).
+    """
+    if target_refusal is not None:
+        return target_refusal
+    try:
+        check_drafter(GgufFile.open(path), target)
+    except ModelError as error:
+        return f"{error}" + (f" ({error.hint})" if error.hint else "")
+    return None
+
+
+def check_drafter(drafter: GgufFile, target: GgufFile) -> None:
+    """Raises: DrafterMismatch naming both files and the first difference; BadGguf."""
+    kind = drafter.architecture
+    if kind in ARCHITECTURES:
+        raise DrafterMismatch(f"{drafter.path.name} is a whole {kind} model, not a drafter")
+    if kind not in DRAFTER_ARCHITECTURES:
+        raise DrafterMismatch(
+            f"{drafter.path.name}: {kind!r} is not a known kind of drafter",
+            hint=f"known are {', '.join(sorted(DRAFTER_ARCHITECTURES))}",
+        )
+    _check_hidden_size(drafter, target)
+    if kind == "gemma4-assistant":
+        _check_shares_cache(drafter, target)
+    if drafter.strings("tokenizer.ggml.tokens"):
+        _check_vocabulary(drafter, target)
+
+
+def _check_hidden_size(drafter: GgufFile, target: GgufFile) -> None:
+    key = f"{drafter.architecture}.{DRAFTER_ARCHITECTURES[drafter.architecture]}"
+    wanted = drafter.integer(key)
+    found = target.integer(f"{target.architecture}.embedding_length")
+    if wanted != found:
+        raise _mismatch(drafter, target, "a hidden size", wanted, found)
+
+
+def _check_shares_cache(drafter: GgufFile, target: GgufFile) -> None:
+    """An assistant head reads its target's keys and values, so their shapes must be the same."""
+    if target.architecture != "gemma4":
+        raise DrafterMismatch(
+            f"{drafter.path.name} drafts for gemma4, {target.path.name} is {target.architecture}"
+        )
+    for key in ("attention.key_length", "attention.key_length_swa", "attention.sliding_window"):
+        wanted = drafter.optional_integer(f"{drafter.architecture}.{key}")
+        found = target.optional_integer(f"{target.architecture}.{key}")
+        if wanted is not None and wanted != found:
+            raise _mismatch(drafter, target, key, wanted, found)
+
+
+def _check_vocabulary(drafter: GgufFile, target: GgufFile) -> None:
+    mine, theirs = Vocabulary.from_gguf(drafter), Vocabulary.from_gguf(target)
+    for what, wanted, found in (
+        ("a tokenizer of kind", mine.model, theirs.model),
+        ("the BOS id", mine.bos_id, theirs.bos_id),
+        ("the EOS id", mine.eos_id, theirs.eos_id),
+        ("a BOS added", mine.adds_bos, theirs.adds_bos),
+    ):
+        if wanted != found:
+            raise _mismatch(drafter, target, what, wanted, found)
+    if abs(len(mine) - len(theirs)) > _MAX_SIZE_DIFFERENCE:
+        raise _mismatch(drafter, target, "a vocabulary of", len(mine), len(theirs))
+    for token_id in range(_FIRST_COMPARED_ID, min(len(mine), len(theirs))):
+        if mine.texts[token_id] != theirs.texts[token_id]:
+            raise _mismatch(
+                drafter,
+                target,
+                f"token {token_id} as",
+                mine.texts[token_id],
+                theirs.texts[token_id],
+            )
+
+
+def _mismatch(
+    drafter: GgufFile, target: GgufFile, what: str, wanted: object, found: object
+) -> DrafterMismatch:
+    return DrafterMismatch(
+        f"{drafter.path.name} wants {what} {wanted!r}, {target.path.name} has {found!r}",
+        hint="use the drafter made for this model",
+    )

@@ -1,0 +1,152 @@
+"""Opens model files: checks, builds the program, places the weights. The engine is given one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from backends.base import Backend
+from backends.program import Program
+from engine.contracts import LoadedModel, ModelLoader
+from engine.speculative.options import SpeculationOptions
+from models.architectures import architecture_of
+from models.chat_template import GgufChatTemplate
+from models.config import ModelConfig
+from models.drafters import drafter_refusal
+from models.errors import DoesNotFit, ModelError
+from models.gguf_file import GgufFile
+from models.summary import (
+    ModelSummary,
+    cache_bytes,
+    content_hash,
+    num_parameters,
+    quantization,
+    weight_bytes,
+    weight_types,
+)
+from models.tokenizer import GgufTokenizer
+
+_LEAST_CONTEXT_LEN = 2048
+"""A model is only worth loading with room for this many tokens (or its whole context)."""
+_OWN_MEMORY = frozenset({"torch-cuda"})
+"""Backends whose weights do not lie in main memory; they check their own."""
+
+
+class Loader:
+    """Loads models on one backend, which is made when the first model is loaded."""
+
+    def __init__(
+        self,
+        backend_factory: Callable[[], Backend],
+        *,
+        available_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+    ) -> None:
+        """`available_bytes` is the main memory that can be had without swapping."""
+        self._backend_factory = backend_factory
+        self._available_bytes = available_bytes
+        self._backend: Backend | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """The backend, made on first use. Raises: BackendError."""
+        if self._backend is None:
+            self._backend = self._backend_factory()
+        return self._backend
+
+    def __call__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        speculation: SpeculationOptions,
+        progress: Callable[[str, float], None],
+    ) -> LoadedModel:
+        """Read, check and place the weights; `progress(stage, fraction)` is called meanwhile.
+
+        Raises: ModelError, BackendError; nothing is held then.
+        """
+        progress("reading", 0.0)
+        file = GgufFile.open(path)
+        architecture = architecture_of(file)
+        config = ModelConfig.from_gguf(file)
+        tokenizer = GgufTokenizer.from_gguf(file)
+        template = GgufChatTemplate.from_gguf(file, tokenizer)
+        program = architecture.build(file, config)
+        traits = architecture.traits(config)
+        refusal = None
+        if speculation.drafter_path is not None:
+            refusal = drafter_refusal(Path(speculation.drafter_path), file, traits.refusal)
+        progress("placing weights", 0.0)
+        self._check_memory(file, program, config)
+        executable = self.backend.compile(
+            program, progress=lambda fraction: progress("placing weights", fraction)
+        )
+        return LoadedModel(
+            name=name,
+            architecture=config.architecture,
+            quantization=quantization(file),
+            num_parameters=num_parameters(file),
+            content_hash=content_hash(file),
+            executable=executable,
+            traits=traits,
+            tokenizer=tokenizer,
+            template=template,
+            max_context_len=config.context_len,
+            vocab_size=config.vocab_size,
+            draft_head_refusal=refusal,
+        )
+
+    def _check_memory(self, file: GgufFile, program: Program, config: ModelConfig) -> None:
+        if self.backend.name in _OWN_MEMORY:
+            return
+        context_len = min(config.context_len, _LEAST_CONTEXT_LEN)
+        needed = weight_bytes(file) + cache_bytes(program.slots, context_len)
+        available = self._available_bytes()
+        if needed > available:
+            raise DoesNotFit(
+                f"{file.path.name} needs {needed / 1e9:.1f} GB with {context_len} tokens of "
+                f"context, {available / 1e9:.1f} GB of memory are available",
+                hint="close other programs, or use a smaller model or quantization",
+            )
+
+
+def inspect(path: Path) -> ModelSummary:
+    """What a model file is and needs, without loading it.
+
+    Raises: ModelError when the file cannot be read at all; a sound file that this program cannot
+    run is described, with the reason in `unsupported`.
+    """
+    file = GgufFile.open(path)
+    unsupported, slots_bytes = None, 0
+    try:
+        config = ModelConfig.from_gguf(file)
+        program = architecture_of(file).build(file, config)
+        GgufTokenizer.from_gguf(file)
+        slots_bytes = cache_bytes(program.slots, 1024)
+    except ModelError as error:
+        unsupported = str(error)
+    architecture = file.architecture
+    return ModelSummary(
+        architecture=architecture,
+        display_name=file.text("general.name", path.stem),
+        license=file.text("general.license") if file.has("general.license") else None,
+        num_parameters=num_parameters(file),
+        quantization=quantization(file),
+        context_len=file.integer(f"{architecture}.context_length", 0),
+        vocab_size=len(file.strings("tokenizer.ggml.tokens")),
+        has_chat_template=bool(file.text("tokenizer.chat_template", "").strip()),
+        weight_types=weight_types(file),
+        file_bytes=file.num_bytes,
+        weight_bytes=weight_bytes(file),
+        cache_bytes_per_1k_tokens=slots_bytes,
+        unsupported=unsupported,
+    )
+
+
+if TYPE_CHECKING:
+    from typing import cast
+
+    _: ModelLoader = cast(Loader, None)
