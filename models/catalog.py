@@ -110,12 +110,17 @@ class Catalog:
 
     def find(self, name: str) -> CatalogModel | CatalogDrafter | None:
         """The entry of this name, in any letter case."""
-        entries: tuple[CatalogModel | CatalogDrafter, ...] = (*self.models, *self.drafters)
-        return next((entry for entry in entries if entry.name == name.strip().lower()), None)
+        wanted = name.strip().lower()
+        return next((entry for entry in self.entries if entry.name == wanted), None)
+
+    @property
+    def entries(self) -> tuple[CatalogModel | CatalogDrafter, ...]:
+        """Models, then drafters."""
+        return (*self.models, *self.drafters)
 
     def near(self, name: str) -> list[str]:
         """Names that look like this one, nearest first."""
-        names = [entry.name for entry in (*self.models, *self.drafters)]
+        names = [entry.name for entry in self.entries]
         return get_close_matches(name.strip().lower(), names, n=3, cutoff=0.5)
 
     def drafters_for(self, model_name: str) -> tuple[CatalogDrafter, ...]:

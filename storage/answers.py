@@ -136,7 +136,7 @@ def settle_answer(db: sqlite3.Connection, message_id: int, state: MessageState) 
 
 def this_process() -> tuple[int, float]:
     """(process id, start time in seconds since 1970): a pid alone is used again."""
-    import psutil  # type: ignore[import-untyped]  # 24 ms, and listing chats does not need it
+    import psutil  # 24 ms, and listing chats does not need it
 
     return os.getpid(), psutil.Process().create_time()
 

@@ -1,0 +1,116 @@
+"""Bench results that stay comparable: which bytes ran, with which options, on which machine.
+
+What a report contains is the bench's own business; here it is one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.database import Database
+from storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One finished (or stopped) bench."""
+
+    id: int
+    kind: str
+    """spec, agent, concurrent, rows or peers."""
+    model: str
+    model_sha256: str
+    """Hash of the model file, so that a replaced file is another model; empty when unknown."""
+    options: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    report: Mapping[str, Any]
+    created_at: float
+    """Seconds since 1970."""
+
+
+class BenchStore:
+    """Every bench run in the database. Lives on the thread that opened the database."""
+
+    def __init__(self, database: Database, *, now: Callable[[], float] = time.time) -> None:
+        self._db = database
+        self._now = now
+
+    def save(
+        self,
+        kind: str,
+        *,
+        model: str,
+        model_sha256: str,
+        options: Mapping[str, Any],
+        machine: Mapping[str, Any],
+        report: Mapping[str, Any],
+    ) -> BenchRun:
+        """Keep a run. Raises: StorageError."""
+        documents = [json.dumps(dict(part)) for part in (options, machine, report)]
+        with self._db.transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO bench_runs"
+                "(kind, model, model_sha256, options, machine, report, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (kind, model, model_sha256, *documents, self._now()),
+            )
+        assert cursor.lastrowid is not None, "an INSERT has a row id"
+        return self.get(cursor.lastrowid)
+
+    def get(self, run_id: int) -> BenchRun:
+        """The run with this number. Raises: StorageError when there is none."""
+        rows = self._db.query("SELECT * FROM bench_runs WHERE id = ?", (run_id,))
+        if not rows:
+            raise StorageError(f"there is no bench run {run_id}")
+        return _run(rows[0])
+
+    def list_runs(
+        self, *, kind: str | None = None, model_sha256: str | None = None
+    ) -> list[BenchRun]:
+        """Runs, newest first; only of one kind or of one model's exact bytes when given."""
+        rows = self._db.query(
+            "SELECT * FROM bench_runs WHERE (?1 IS NULL OR kind = ?1)"
+            " AND (?2 IS NULL OR model_sha256 = ?2) ORDER BY created_at DESC, id DESC",
+            (kind, model_sha256),
+        )
+        return [_run(row) for row in rows]
+
+    def delete(self, run_id: int) -> None:
+        """Forget a run; nothing happens when it is gone."""
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM bench_runs WHERE id = ?", (run_id,))
+
+
+def export_run_json(run: BenchRun) -> str:
+    """A run as one JSON document."""
+    document = {
+        "format": "foretell-bench-1",
+        "id": run.id,
+        "kind": run.kind,
+        "model": run.model,
+        "model_sha256": run.model_sha256,
+        "created_at": datetime.fromtimestamp(run.created_at, UTC).isoformat(timespec="seconds"),
+        "options": dict(run.options),
+        "machine": dict(run.machine),
+        "report": dict(run.report),
+    }
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def _run(row: sqlite3.Row) -> BenchRun:
+    return BenchRun(
+        id=row["id"],
+        kind=row["kind"],
+        model=row["model"],
+        model_sha256=row["model_sha256"],
+        options=json.loads(row["options"]),
+        machine=json.loads(row["machine"]),
+        report=json.loads(row["report"]),
+        created_at=row["created_at"],
+    )
