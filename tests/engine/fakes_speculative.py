@@ -227,9 +227,7 @@ class RingTarget(FakeTarget):
         return hidden_of([token for _, token in self._visible()])
 
     def _after_forward(self, num_rows: int) -> None:
-        self._is_open = num_rows > 1 and self.calls[-1].want_logits and not self._is_prefilling
-
-    _is_prefilling = False
+        self._is_open = num_rows > 1 and self.calls[-1].want_logits
 
     def on_verify_resolved(self, num_rows: int, num_accepted: int) -> None:
         super().on_verify_resolved(num_rows, num_accepted)
@@ -244,14 +242,14 @@ class RingTarget(FakeTarget):
                 self._ring.pop(slot, None)
             else:
                 self._ring[slot] = entry
-        self._is_settled = True
 
     def snapshot_state(self) -> object:
         assert self.reforwards, "a ring that rewinds needs no snapshot"
         return self.length
 
     def restore_state(self, snapshot: object) -> None:
-        assert self.reforwards and self.resolved, "restored before the verify was resolved"
+        assert self.reforwards, "this ring rewinds"
+        assert self.resolved, "restored before the verify was resolved"
         self.length = snapshot  # type: ignore[assignment]
 
     def rewind_to(self, length: int) -> None:
