@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.planner import Plan
 from engine.prompt import history_len
 from engine.request import Request, RequestState
+from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.runtime import SpeculationRuntime
 from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
@@ -66,6 +67,8 @@ class Executor:
         if plan.speculate:
             self._guard(plan.speculate, self._speculate)
         if plan.prefill:
+            if plan.may_arm and plan.prefill.execution is None:
+                self._arm(plan.prefill)
             self._guard(plan.prefill, self._prefill)
         if plan.decode:
             self._decode(plan.decode)
@@ -96,10 +99,11 @@ class Executor:
     def _forward_prompt(
         self, request: Request, token_ids: Sequence[int], *, is_last: bool
     ) -> RowOutput:
-        if request.execution is None and self._prefills_through_context(request):
-            self._arm(request)
-        if request.execution is not None:
-            return request.execution.prefill(token_ids)
+        execution = request.execution
+        if execution is not None and execution.prefills_through_context:
+            output = execution.prefill(token_ids)
+            self._leave_dropped(request, execution)
+            return output
         return self._with_room(
             lambda: request.holder.forward(token_ids, want_logits="last" if is_last else "none")
         )
@@ -161,10 +165,18 @@ class Executor:
         assert output.logits is not None, "logits were asked for"
         elapsed_s = self._clock() - began
         for request, row in zip(requests, output.logits, strict=True):
-            if request.execution is not None:
-                request.interlude_ids.append(request.last_token_id)
+            self._note_interlude(request)
             request.count_plain_step(elapsed_s)
             self._guard(request, lambda turn, row=row: turn.draw(row))  # type: ignore[misc]
+
+    def _note_interlude(self, request: Request) -> None:
+        """A plain step beside others: the drafter learns of the token later, or is dropped."""
+        if request.execution is None:
+            return
+        if request.execution.prefills_through_context:
+            request.drop_execution(decline="the drafter missed hidden rows while others ran")
+        else:
+            request.interlude_ids.append(request.last_token_id)
 
     def _with_room(self, forward: Callable[[], RowOutput]) -> RowOutput:
         """Forward; when the device is full, once more without the holders nobody uses now."""
@@ -180,20 +192,45 @@ class Executor:
     def _speculate(self, request: Request) -> None:
         if request.execution is None:
             self._arm(request)
-        if request.execution is None:
+        execution = request.execution
+        if execution is None:
             self._decode([request])
             return
-        if request.interlude_ids:
-            request.execution.catch_up(request.interlude_ids)
-            request.interlude_ids.clear()
-        result = request.execution.step(
+        if request.needs_seed:
+            execution.seed_committed(request.holder.token_ids)
+        elif request.interlude_ids:
+            execution.catch_up(request.interlude_ids)
+        request.needs_seed = False
+        request.interlude_ids.clear()
+        result = execution.step(
             request.last_token_id, request.num_remaining, request.draw_unless_complete
         )
-        if result.notice:
+        if result.notice and not execution.dropped:
             self._callbacks.notice(result.notice)
+        self._leave_dropped(request, execution)
+
+    def _leave_dropped(self, request: Request, execution: SpeculativeExecution) -> None:
+        """A drafter that erred is left behind with one line; the answer goes on plainly."""
+        if execution.dropped:
+            self._callbacks.notice(execution.dropped)
+            request.drop_execution(decline=execution.dropped)
 
     def _arm(self, request: Request) -> None:
-        """Arm the turn's own holder, late, with every token it holds (S27, S28, S30)."""
+        """Arm the turn's own holder, or go on with the drafter that stands on it (S25, S28).
+
+        A drafter that needs no hidden rows is told the tokens at the first decode step, so that
+        the prompt takes the plain path (S29).
+        """
+        kept = self._store.take_execution(request.turn.chat_id)
+        if kept is not None and not kept.dropped and request.num_remaining >= 2:
+            kept.begin_turn()
+            request.execution = kept
+        else:
+            request.execution = self._new_execution(request)
+        if request.execution is not None:
+            request.needs_seed = not request.execution.prefills_through_context
+
+    def _new_execution(self, request: Request) -> SpeculativeExecution | None:
         trunk = Trunk(
             request.holder,
             self._model.traits,
@@ -205,9 +242,5 @@ class Executor:
         )
         if isinstance(armed, Decline):
             request.decline = armed.reason
-        else:
-            request.execution = armed
-
-    def _prefills_through_context(self, request: Request) -> bool:
-        """Whether the drafter has to see the prompt's hidden rows, from its start on (S29)."""
-        return False
+            return None
+        return armed

@@ -17,6 +17,8 @@ class Plan:
     """Turns that get one plain row each, in one forward."""
     speculate: Request | None = None
     """The turn that drafts: alone in the engine."""
+    may_arm: bool = False
+    """Whether the turn that prefills is alone, so that a drafter may look on (S29)."""
 
 
 def plan(scheduler: Scheduler, *, may_speculate: bool) -> Plan:
@@ -26,7 +28,8 @@ def plan(scheduler: Scheduler, *, may_speculate: bool) -> Plan:
     verify would delay the newcomer's first token (ledger S46).
     """
     lone = scheduler.lone_request
-    is_decoding = lone is not None and lone.state is RequestState.DECODING
-    if lone is not None and is_decoding and may_speculate and lone.decline is None:
+    may_arm = lone is not None and may_speculate and lone.decline is None
+    if lone is not None and may_arm and lone.state is RequestState.DECODING:
         return Plan(speculate=lone)
-    return Plan(prefill=scheduler.next_to_prefill(), decode=scheduler.decoding)
+    prefill = scheduler.next_to_prefill()
+    return Plan(prefill=prefill, decode=scheduler.decoding, may_arm=may_arm)

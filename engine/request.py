@@ -65,6 +65,8 @@ class Request:
         self.state = RequestState.WAITING
         self.token_ids: list[int] = []
         self.execution: SpeculativeExecution | None = None
+        self.needs_seed = False
+        """Whether `execution` has yet to be told what the holder holds (S27)."""
         self.interlude_ids: list[int] = []
         """Tokens that went into the cache plainly since `execution` last saw it (S47)."""
         self.decline: str | None = None
@@ -120,7 +122,7 @@ class Request:
                 prompt_tokens=len(self.prompt.token_ids),
                 completion_tokens=len(self.token_ids),
             ),
-            self.execution.stats if self.execution else None,
+            self.execution,
         )
 
     def begin(self, holder: Holder) -> None:
@@ -176,13 +178,13 @@ class Request:
         self._counters.plain_steps += 1
         self._counters.plain_s += elapsed_s
 
-    def drop_execution(self) -> None:
-        """Forget the armed drafter, keeping its counters (options changed, S42)."""
+    def drop_execution(self, *, decline: str | None = None) -> None:
+        """Forget the armed drafter, keeping its counters; None lets the turn arm again (S42)."""
         if self.execution:
-            self._counters.absorb(self.execution.stats)
+            self._counters.absorb(self.execution)
         self.execution = None
         self.interlude_ids.clear()
-        self.decline = None
+        self.decline = decline
 
     def poll_text(self) -> None:
         """Emit a delta when one is due."""

@@ -89,6 +89,7 @@ class ModelSession:
     def update_speculation(self, options: SpeculationOptions) -> None:
         """Drop armed drafters; turns arm again under the new policy (S42)."""
         self.speculation.set_options(options)
+        self.store.drop_executions()
         for request in self._scheduler.requests:
             request.drop_execution()
 
@@ -170,6 +171,7 @@ class ModelSession:
         if request.state is RequestState.WAITING:
             return
         if request.holder.is_intact:
+            self.store.keep_execution(request.turn.chat_id, request.execution)
             self.store.release(request.turn.chat_id)
         else:
             self.store.discard(request.turn.chat_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine.events import TurnStats
 
 if TYPE_CHECKING:
+    from engine.speculative.execution import SpeculativeExecution
     from engine.speculative.stats import SpeculationStats
 
 
@@ -26,6 +27,8 @@ class TurnCounters:
     has_token: bool = False
     dropped: list[SpeculationStats] = field(default_factory=list)
     """What drafters did that served an earlier part of the turn."""
+    governor: str = ""
+    """The governor's line when the last drafter was dropped."""
 
     def note_token(self, elapsed_s: float) -> None:
         """A token was emitted this long after the submit."""
@@ -33,14 +36,16 @@ class TurnCounters:
             self.first_token_s, self.has_token = elapsed_s, True
         self.last_token_s = elapsed_s
 
-    def absorb(self, stats: SpeculationStats) -> None:
+    def absorb(self, execution: SpeculativeExecution) -> None:
         """Keep the counters of a drafter that is dropped."""
-        self.dropped.append(stats)
+        self.dropped.append(execution.stats)
+        self.governor = execution.governor.describe() if execution.governor else ""
 
-    def to_stats(self, base: TurnStats, current: SpeculationStats | None) -> TurnStats:
+    def to_stats(self, base: TurnStats, armed: SpeculativeExecution | None) -> TurnStats:
         """`base` with everything counted here and by the armed drafter filled in."""
-        served = [*self.dropped, *([current] if current else [])]
+        served = [*self.dropped, *([armed.stats] if armed else [])]
         latest = served[-1] if served else None
+        governor = armed.governor if armed else None
         return replace(
             base,
             reused_tokens=self.reused_tokens,
@@ -54,6 +59,8 @@ class TurnCounters:
             plain_steps=self.plain_steps + sum(stats.plain_steps for stats in served),
             parked_steps=sum(stats.parked_steps for stats in served),
             phase_ms=self._phase_ms(served),
+            governor=governor.describe() if governor else self.governor,
+            governor_state=governor.state.value if governor else "off",
             algorithm=latest.algorithm if latest else None,
         )
 

@@ -1,7 +1,8 @@
 """Every chat's holder under one memory budget, and the prefixes new chats start from.
 
 Three kinds of holders live here: the one of each chat, at most one resume point per chat (where its
-cache cannot rewind), and shared checkpoints of system prompts. Knows no turns and no drafting.
+cache cannot rewind), and shared checkpoints of system prompts. A chat's drafter is kept beside its
+holder and leaves with it. Knows no turns.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from backends.base import Executable, OutOfDeviceMemory
 from engine.cache.holder import Holder
+
+if TYPE_CHECKING:
+    from engine.speculative.execution import SpeculativeExecution
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +30,7 @@ MAX_CHECKPOINTS = 8
 class _ChatEntry:
     holder: Holder
     resume_point: Holder | None = None
+    execution: SpeculativeExecution | None = None
     is_running: bool = False
 
     @property
@@ -75,7 +81,8 @@ class HolderStore:
         entry = self._chats.pop(chat_id, None)
         holder = self._continue_own(entry, wanted)
         holder = self._copy_longer(holder, wanted) or holder
-        self._chats[chat_id] = _ChatEntry(holder, is_running=True)
+        execution = entry.execution if entry and entry.holder is holder else None
+        self._chats[chat_id] = _ChatEntry(holder, execution=execution, is_running=True)
         return holder
 
     def release(self, chat_id: str) -> None:
@@ -88,6 +95,22 @@ class HolderStore:
     def discard(self, chat_id: str) -> None:
         """Drop a chat's holder and resume point (chat deleted, or its cache broken)."""
         self._chats.pop(chat_id, None)
+
+    def take_execution(self, chat_id: str) -> SpeculativeExecution | None:
+        """The drafter that still stands on the chat's holder. State: it is the caller's now."""
+        entry = self._chats[chat_id]
+        execution, entry.execution = entry.execution, None
+        return execution
+
+    def keep_execution(self, chat_id: str, execution: SpeculativeExecution | None) -> None:
+        """Keep a drafter for the chat's next turn. State: it goes when the holder goes."""
+        if entry := self._chats.get(chat_id):
+            entry.execution = execution
+
+    def drop_executions(self) -> None:
+        """Forget every kept drafter (the policy changed)."""
+        for entry in self._chats.values():
+            entry.execution = None
 
     def set_resume_point(self, chat_id: str, holder: Holder) -> None:
         """Keep a copy to continue from where the chat's own cache cannot rewind."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
 from backends.base import BackendCaps, BackendError, RowOutput, Segment
-from engine.commands import Message
+from engine.commands import LoadModel, Message, SubmitTurn
 from engine.contracts import LoadedModel
-from engine.events import EngineEvent
+from engine.engine import EngineOptions, InferenceEngine
+from engine.events import EngineEvent, TextDelta, TurnFailed, TurnFinished
+from engine.sampling_params import SamplingParams
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.registry import SpeculatorRegistry
 from engine.speculative.target import TargetTraits
 
 BOS, EOS, USER, ASSISTANT, SYSTEM, END = 256, 257, 258, 259, 260, 261
@@ -24,6 +28,8 @@ NAMES = {BOS: b"<bos>", EOS: b"<eos>", USER: b"<u>", ASSISTANT: b"<a>", SYSTEM: 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 E = TypeVar("E")
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = SpeculationOptions(is_enabled=False)
 
 
 class ByteTokenizer:
@@ -296,3 +302,87 @@ class FakeLoader:
 def of_type(events: Sequence[EngineEvent], kind: type[E]) -> list[E]:
     """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+class EngineRig:
+    """A synchronous engine over the fake model, with every event it reported."""
+
+    def __init__(
+        self,
+        executable: FakeExecutable | None = None,
+        *,
+        model: LoadedModel | None = None,
+        speculation: SpeculationOptions = PLAIN,
+        context_len: int | None = None,
+        system_prompt: str = "",
+        registry: SpeculatorRegistry | None = None,
+        options: EngineOptions | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.events: list[EngineEvent] = []
+        self.model = model or fake_model(executable or FakeExecutable())
+        self.executable = cast("FakeExecutable", self.model.executable)
+        self.engine = InferenceEngine(
+            FakeLoader(self.model),
+            self.events.append,
+            clock=self.clock,
+            registry=registry,
+            options=options,
+        )
+        self.engine.apply(
+            LoadModel(
+                Path("tiny.gguf"),
+                "tiny",
+                context_len=context_len,
+                speculation=speculation,
+                system_prompt=system_prompt,
+            )
+        )
+        self._num_turns = 0
+
+    def submit(self, prompt: object, chat_id: str = "chat", **fields: object) -> str:
+        """Queue a turn; its request id. A list is taken as (role, content) pairs."""
+        if isinstance(prompt, list):
+            prompt = tuple(Message(role, content) for role, content in prompt)
+        self._num_turns += 1
+        request_id = f"turn-{self._num_turns}"
+        settings: dict[str, object] = {"sampling": GREEDY, "max_tokens": 12, **fields}
+        self.engine.apply(SubmitTurn(request_id, chat_id, prompt, **settings))  # type: ignore[arg-type]
+        return request_id
+
+    def run(self, num_steps: int | None = None) -> None:
+        """Step until idle, or so many times."""
+        left = num_steps
+        while (left is None or left > 0) and self.engine.step():
+            self.clock.now += 0.01
+            left = None if left is None else left - 1
+
+    def ask(self, prompt: object, chat_id: str = "chat", **fields: object) -> TurnFinished:
+        """Submit a turn and run it to its end."""
+        request_id = self.submit(prompt, chat_id, **fields)
+        self.run()
+        return self.finished(request_id)
+
+    def finished(self, request_id: str) -> TurnFinished:
+        """How a turn ended; fails the test when it did not."""
+        ends = [e for e in of_type(self.events, TurnFinished) if e.request_id == request_id]
+        assert len(ends) == 1, [e for e in self.events if not isinstance(e, TextDelta)]
+        deltas = [e.text for e in of_type(self.events, TextDelta) if e.request_id == request_id]
+        assert "".join(deltas) == ends[0].text
+        return ends[0]
+
+    def failed(self, request_id: str) -> TurnFailed:
+        """How a turn failed; fails the test when it did not."""
+        (end,) = (e for e in of_type(self.events, TurnFailed) if e.request_id == request_id)
+        return end
+
+    def check_holder(self, prompt_ids: Sequence[int], end: TurnFinished) -> None:
+        """The COLD check: the chat's cache holds prompt and answer but its last token."""
+        holder = self.engine.holder(end.chat_id)
+        assert holder is not None
+        assert holder.token_ids == [*prompt_ids, *end.token_ids[:-1]]
+        assert holder.is_intact
+        fresh = self.executable.make_cache()
+        for token_id in holder.token_ids:
+            fresh.append(token_id)
+        assert holder.cache.state() == fresh.state()  # type: ignore[attr-defined]
