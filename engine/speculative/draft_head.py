@@ -55,19 +55,35 @@ class DraftHead(Protocol):
         """Private drafter state of one chat, bound to that chat's target."""
 
     def draft_step(self, state: object, token_id: int, hidden: np.ndarray, pos: int) -> DraftStep:
-        """Draft the token after `token_id`, which stands at `pos`. State: drafter cache."""
+        """Draft the token after `token_id`, which stands at `pos`. State: drafter cache.
+
+        `hidden` [F] is the row of position `pos - 1`: the target's, or the head's own of the last
+        step when chaining. Rows drafted ahead are dropped by the next `catch_up` or first step.
+        """
 
     def draft_block(
         self, state: object, token_id: int, hidden: np.ndarray, pos: int, num: int
     ) -> tuple[list[int], list[float]]:
-        """Draft up to `num` tokens in one pass: ids and cumulative prefix probabilities."""
+        """Draft up to `num` tokens in one pass: ids and cumulative prefix probabilities.
+
+        `token_id` stands at `pos`, `hidden` [F] is the target's row of position `pos - 1`.
+        """
 
     def catch_up(
         self, state: object, token_ids: Sequence[int], hidden: np.ndarray | None, start_pos: int
     ) -> None:
-        """Tell the head what landed in the trunk: ids [n], their hidden rows [n, F] or None."""
+        """Tell the head what landed in the trunk: ids [n], their hidden rows [n, F] or None.
+
+        `hidden[i]` is the target's row of `token_ids[i]`, at position `start_pos + i`. Whatever the
+        head held at or after `start_pos` is replaced (with no ids: dropped); None is a gap (S31).
+        """
 
     def catch_up_and_step(
         self, state: object, token_ids: Sequence[int], hidden: np.ndarray, start_pos: int
     ) -> DraftStep:
-        """`catch_up`, then the first `draft_step` from its last row, folded into one call."""
+        """`catch_up` and the first `draft_step`, folded into one call.
+
+        Shapes: token_ids [n + 1], hidden [n, F]: the last id is the newest token, which has no
+                row yet; the call is `catch_up(token_ids[:n], hidden, start_pos)`, then
+                `draft_step(token_ids[n], hidden[n - 1], start_pos + n)`.
+        """

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from backends.base import BackendError, RowOutput
+from engine.cache.holder import common_prefix_len
 from engine.contracts import Clock
 from engine.errors import EngineError
 from engine.speculative.governor import CostGovernor, GovernorState, StepSample
@@ -132,7 +133,8 @@ class SpeculativeExecution:
         self._min_draft_prob = (
             traits.default_min_draft_prob if min_draft_prob is None else min_draft_prob
         )
-        self._committed_len = 0
+        self._committed: list[int] = []
+        """What the drafter was told the cache holds."""
         self._notice: str | None = None
         self.stats = SpeculationStats(clock, algorithm=traits.name)
 
@@ -141,6 +143,16 @@ class SpeculativeExecution:
         """Whether the prompt's hidden rows have to be captured (S29)."""
         traits = self._speculator.traits
         return traits.needs_hidden and not traits.can_arm_after_prefix_reuse and not self.dropped
+
+    @property
+    def governor_line(self) -> str:
+        """What the governor did in this turn (S40); "" when it is off."""
+        return self.governor.describe() if self.governor is not None else ""
+
+    @property
+    def governor_state(self) -> Literal["off", "probing", "holding", "parked"]:
+        """What the governor is doing; "off" without one."""
+        return self.governor.state.value if self.governor is not None else "off"
 
     def begin_turn(self) -> None:
         """A new request on the same chat: fresh counters, a park is cut short (S35)."""
@@ -161,15 +173,22 @@ class SpeculativeExecution:
         return output
 
     def seed_committed(self, token_ids: Sequence[int]) -> None:
-        """Tell the drafter every token the cache holds, without hidden rows (S27, S30)."""
+        """Tell the drafter which tokens the cache holds, without hidden rows (S27, S30).
+
+        What it was told before and still stands is not told again: a next turn costs its new
+        tokens only, and a drafter keeps the rows it has of them.
+        """
         assert len(token_ids) == self.target.cached_len, "seed with exactly the cached tokens"
+        num_known = common_prefix_len(self._committed, token_ids)
+        if num_known == len(token_ids) == len(self._committed):
+            return
         with self.stats.phase("catch_up"):
-            self._tell(token_ids, None, 0)
+            self._tell(token_ids[num_known:], None, num_known)
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Tell the drafter the tokens that plain steps elsewhere put into the cache (S47)."""
         start = self.target.cached_len - len(token_ids)
-        assert start == self._committed_len, "catch up from where the drafter stopped"
+        assert start == len(self._committed), "catch up from where the drafter stopped"
         with self.stats.phase("catch_up"):
             self._tell(token_ids, None, start)
         if self.governor is not None:
@@ -317,8 +336,9 @@ class SpeculativeExecution:
             self._tell(step.rows[: len(step.drawn)], step.hidden, step.base)
 
     def _tell(self, token_ids: Sequence[int], hidden: np.ndarray | None, start: int) -> None:
-        self._committed_len = start + len(token_ids)
-        if self.dropped or not token_ids:
+        del self._committed[start:]
+        self._committed.extend(token_ids)
+        if self.dropped:
             return
         try:
             self._speculator.commit(token_ids, hidden, start)

@@ -109,7 +109,7 @@ class CostGovernor:
             self._count_down(1)
         elif self._baseline_left:
             self._baseline_left -= 1
-            if self._baseline_left == 0 and self._held:
+            if self._baseline_left == 0 and len(self._held) == self.policy.held_samples:
                 self._decide(self._held)
 
     def record_speculative(self, sample: StepSample) -> None:
@@ -177,6 +177,7 @@ class CostGovernor:
 
     def _refresh_baseline(self) -> None:
         # The held samples stay: they are the speculative side of the coming verdict (S37).
+        # Fewer than eight (the hold ran out elsewhere) are no evidence: then a probe follows.
         self.state = GovernorState.PROBING
         self._samples.clear()
         self._plain_ms.clear()
