@@ -169,7 +169,7 @@ class GgufFile:
     def vector(self, name: str, width: int | None = None) -> np.ndarray:
         """A float tensor as a float32 copy [width]: norms, biases, scales, rotary factors.
 
-        Raises: BadGguf when it is missing, has another width, or is quantized.
+        Raises: BadGguf when it is missing, has another width, is quantized, or has NaN in it.
         """
         weight = self.weight(name, None if width is None else (width,))
         raw = weight.data.reshape(-1)
@@ -182,6 +182,11 @@ class GgufFile:
                 numbers = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
             case other:
                 raise BadGguf(f"{self.path.name}: tensor {name} is {other}, expected F32")
+        if np.isnan(numbers).any():
+            raise BadGguf(
+                f"{self.path.name}: tensor {name} has values that are not numbers",
+                hint="the file is damaged; get it again",
+            )
         return numbers.astype(np.float32).reshape(weight.shape)
 
     def optional_vector(self, name: str, width: int | None = None) -> np.ndarray | None:

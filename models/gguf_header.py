@@ -25,6 +25,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 # Far above what exists (262k tokens, 600k merges, 30 MB of tokenizer json), far below what hurts.
 _MAX_ARRAY_LEN = 1 << 24
 _MAX_STRING_BYTES = 1 << 26
+_MAX_NAME_LEN = 256
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
 _DEFAULT_ALIGNMENT = 32
@@ -149,6 +150,13 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.bad(f"a string in its {self.part} is not UTF-8: {raw[:40]!r}") from None
 
+    def name(self) -> str:
+        """A key or tensor name: printable and short, since it ends up in messages."""
+        name = self.string()
+        if not 0 < len(name) <= _MAX_NAME_LEN or not name.isprintable():
+            raise self.bad(f"{name[:40]!r} is not a name, in its {self.part}")
+        return name
+
     def scalar(self, type_id: int) -> Value:
         if type_id == _STRING:
             return self.string()
@@ -198,7 +206,7 @@ def _read_metadata(reader: _Reader, num_keys: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         reader.part = "metadata"
-        key = reader.string()
+        key = reader.name()
         if key in metadata:
             raise reader.bad(f"metadata key {key} appears twice")
         reader.part = f"metadata ({key})"
@@ -219,7 +227,7 @@ def _read_tensor_table(reader: _Reader, num_tensors: int) -> dict[str, TensorInf
 
 
 def _read_tensor_info(reader: _Reader) -> TensorInfo:
-    name = reader.string()
+    name = reader.name()
     num_dims = reader.u32()
     if not 1 <= num_dims <= _MAX_DIMS:
         raise reader.bad(f"tensor {name} has {num_dims} dimensions (1 to {_MAX_DIMS} expected)")
