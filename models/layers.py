@@ -30,7 +30,7 @@ from backends.program import (
     Weight,
 )
 from models.config import ModelConfig
-from models.errors import UnsupportedArchitecture
+from models.errors import BadGguf, UnsupportedArchitecture
 from models.gguf_file import GgufFile
 
 
@@ -151,12 +151,18 @@ def rope_factors(file: GgufFile, config: ModelConfig, dims: int) -> np.ndarray |
     """The file's wavelength factors [dims / 2], or None.
 
     Of longrope's two sets the long one is meant for contexts beyond the original length.
+    Raises: BadGguf when one is missing, or not above zero.
     """
+    name = "rope_freqs.weight"
     if config.rope_scaling.type == "longrope":
         is_long = config.context_len > config.rope_scaling.original_context_len
         name = "rope_factors_long.weight" if is_long else "rope_factors_short.weight"
-        return file.vector(name, dims // 2)
-    return file.optional_vector("rope_freqs.weight", dims // 2)
+    elif not file.has_tensor(name):
+        return None
+    factors = file.vector(name, dims // 2)
+    if not (factors > 0.0).all():
+        raise BadGguf(f"{file.path.name}: tensor {name} has a factor that is not above 0")
+    return factors
 
 
 @dataclass(frozen=True, slots=True)
