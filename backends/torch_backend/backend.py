@@ -1,0 +1,240 @@
+"""Programs on PyTorch: CUDA devices, and the CPU where the native library cannot be built.
+
+On the CPU all numbers are float32 and a row has the same bits in any company: products run in
+blocks of one fixed number of rows, and every row attends on its own. On a GPU weights and cache
+are float16 with float32 sums, rows attend together, and nothing is promised about equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
+
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch.nn import functional
+
+from backends.base import (
+    BackendCaps,
+    BackendError,
+    BackendUnavailable,
+    LoadProgress,
+    OutOfDeviceMemory,
+    RowOutput,
+    Segment,
+    WantLogits,
+)
+from backends.program import Embed, PerLayerInputs, Program, Weight
+from backends.torch_backend.batch import Batch, Part, part_of
+from backends.torch_backend.kv_cache import TorchCache
+from backends.torch_backend.matrix import Matrix, dense_bytes, look_up
+from backends.torch_backend.ops import OPS, Device, Rows, attend_masked, attend_row_by_row
+
+if TYPE_CHECKING:
+    from backends.base import Backend, Cache, Executable
+
+_CPU_ROW_BLOCK = 8
+"""A product of 8 rows takes about as long as one of 1 on the CPU: reading weights decides."""
+_GPU_ROW_BLOCK = 16
+_CPU_MAX_ROWS = 256
+_GPU_MAX_ROWS = 512
+_DENSE_SHARE = 0.6
+"""Unpacked weights may take this share of the free memory; the rest is for caches."""
+
+
+class TorchBackend:
+    """One torch device."""
+
+    def __init__(self, device: str) -> None:
+        """`device`: "cpu", "cuda" or "cuda:N". Raises: BackendUnavailable."""
+        self._device = torch.device(device)
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise BackendUnavailable(
+                "this PyTorch finds no CUDA device",
+                hint="install a CUDA build of PyTorch and a driver, or use the CPU",
+            )
+
+    @property
+    def name(self) -> str:
+        """The name shown by `doctor`."""
+        return f"torch-{self._device.type}"
+
+    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> TorchExecutable:
+        """Move the weights to the device.
+
+        Raises: UnsupportedWeight, OutOfDeviceMemory.
+        """
+        weights = list(matrix_weights(program))
+        is_dense = self._unpacked_weights_fit(weights)
+        matrices: dict[int, Matrix] = {}
+        for i, weight in enumerate(weights):
+            matrices[id(weight)] = self._placed(weight, is_dense)
+            if progress is not None:
+                progress((i + 1) / len(weights))
+        return TorchExecutable(program, self._device, matrices)
+
+    def _unpacked_weights_fit(self, weights: Sequence[Weight]) -> bool:
+        needed = sum(dense_bytes(weight, self._device) for weight in weights)
+        return needed <= _DENSE_SHARE * free_bytes(self._device)
+
+    def _placed(self, weight: Weight, is_dense: bool) -> Matrix:
+        try:
+            return Matrix(weight, self._device, is_dense=is_dense)
+        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
+            raise OutOfDeviceMemory(
+                f"{weight.name} of {weight.data.nbytes} bytes does not fit: "
+                f"{free_bytes(self._device)} bytes are free",
+                hint="close other programs or use a smaller model",
+            ) from error
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory free on the device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def matrix_weights(program: Program) -> Iterator[Weight]:
+    """Every weight that rows are multiplied with, once; tables that are only looked up are not."""
+    seen: set[int] = set()
+    for op in program.ops:
+        for weight in _weights_in(op):
+            if id(weight) not in seen:
+                seen.add(id(weight))
+                yield weight
+
+
+def _weights_in(node: object) -> Iterator[Weight]:
+    if isinstance(node, Weight):
+        yield node
+    elif isinstance(node, tuple):
+        for item in node:
+            yield from _weights_in(item)
+    elif is_dataclass(node):
+        for part in fields(node):
+            if part.name != "table":
+                yield from _weights_in(getattr(node, part.name))
+
+
+class TorchExecutable:
+    """A program with its weights on a torch device."""
+
+    def __init__(self, program: Program, device: torch.device, matrices: dict[int, Matrix]) -> None:
+        self._program = program
+        self._on_gpu = device.type == "cuda"
+        self._device = Device(
+            device,
+            matrices,
+            _GPU_ROW_BLOCK if self._on_gpu else _CPU_ROW_BLOCK,
+            attend_masked if self._on_gpu else attend_row_by_row,
+        )
+        has_packed = any(matrix.weight.type != "F32" for matrix in matrices.values())
+        self._kv_type = torch.float16 if self._on_gpu and has_packed else torch.float32
+
+    @property
+    def caps(self) -> BackendCaps:
+        """Equal bits are promised on the CPU only."""
+        if self._on_gpu:
+            name = torch.cuda.get_device_name(self._device.device)
+            return BackendCaps("torch-cuda", name, False, False, _GPU_MAX_ROWS)
+        name = f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
+        return BackendCaps("torch-cpu", name, True, True, _CPU_MAX_ROWS)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the matrices; tables that are only looked up stay in the mapped file."""
+        return sum(matrix.num_bytes for matrix in self._device.matrices.values())
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of the slots without a window."""
+        slots = (slot for slot in self._program.slots if slot.window is None)
+        return sum(2 * self._kv_type.itemsize * s.kv_heads * s.head_dim for s in slots)
+
+    def new_cache(self) -> TorchCache:
+        """An empty cache."""
+        return TorchCache(
+            self._program.slots, self.caps.max_rows, self._kv_type, self._device.device
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
+    ) -> RowOutput:
+        """Append and compute. State: each cache grows by its tokens once all rows are done."""
+        batch = self._batch(segments)
+        rows = Rows(batch, {}, wanted_rows(batch.parts, want_logits))
+        for op in self._program.ops:
+            OPS[type(op)](op, rows, self._device)
+        assert rows.hidden is not None, "the last operation is the head"
+        output = RowOutput(
+            None if rows.logits is None else rows.logits.cpu().numpy(),
+            rows.hidden[: batch.num_rows].cpu().numpy() if want_hidden else None,
+        )
+        for segment in segments:
+            own_cache(segment).advance(len(segment.token_ids))
+        return output
+
+    def _batch(self, segments: Sequence[Segment]) -> Batch:
+        token_ids = [token_id for segment in segments for token_id in segment.token_ids]
+        if not 0 < len(token_ids) <= self.caps.max_rows:
+            raise BackendError(
+                f"a forward takes 1 to {self.caps.max_rows} rows, not {len(token_ids)}"
+            )
+        parts: list[Part] = []
+        for segment in segments:
+            cache, count = own_cache(segment), len(segment.token_ids)
+            cache.ensure_rows(count)
+            first_row = parts[-1].rows.stop if parts else 0
+            parts.append(part_of(cache, first_row, count, self._device.device))
+        padding = -len(token_ids) % self._device.row_block
+        positions = torch.cat([torch.arange(p.start, p.start + p.num_rows) for p in parts])
+        return Batch(
+            len(token_ids),
+            functional.pad(positions, (0, padding)).to(self._device.device),
+            self._looked_up(token_ids, padding),
+            parts,
+        )
+
+    def _looked_up(self, token_ids: list[int], padding: int) -> dict[int, torch.Tensor]:
+        return {
+            id(op): functional.pad(
+                look_up(op.table, token_ids, self._device.device), (0, 0, 0, padding)
+            )
+            for op in self._program.ops
+            if isinstance(op, (Embed, PerLayerInputs))
+        }
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._device.matrices.clear()
+        self._device.constants.clear()
+
+
+def wanted_rows(parts: Sequence[Part], want_logits: WantLogits) -> list[int] | slice:
+    """Rows of the batch whose logits are wanted, in order."""
+    match want_logits:
+        case "all":
+            return slice(0, parts[-1].rows.stop)
+        case "last":
+            return [part.rows.stop - 1 for part in parts]
+        case "none":
+            return []
+
+
+def own_cache(segment: Segment) -> TorchCache:
+    """The segment's cache, which this backend made."""
+    assert isinstance(segment.cache, TorchCache), "a cache belongs to the backend that made it"
+    return segment.cache
+
+
+if TYPE_CHECKING:
+    _backend: type[Backend] = TorchBackend
+    _executable: type[Executable] = TorchExecutable
+    _cache: type[Cache] = TorchCache

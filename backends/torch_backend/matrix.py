@@ -1,0 +1,107 @@
+"""Weights on a device: dense, or as the file's quantized bytes that are unpacked at each use.
+
+Every product runs in blocks of one fixed number of rows, so that the library underneath sees one
+shape whatever the number of rows: it sums differently for other shapes (measured on x86 with MKL:
+rows of a 1-row and an 8-row product differ, rows of two 8-row products never).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backends.base import UnsupportedWeight
+from backends.program import Weight
+from backends.reference_ops import dequantize as dequantize_on_host
+from backends.torch_backend.dequant import DEQUANTIZABLE, dequantize
+
+
+def dense_bytes(weight: Weight, device: torch.device) -> int:
+    """Bytes the matrix takes when dense on this device."""
+    return int(np.prod(weight.shape)) * compute_type(weight, device).itemsize
+
+
+def compute_type(weight: Weight, device: torch.device) -> torch.dtype:
+    """float32 on the CPU and for F32 tensors; float16 for the rest on a GPU."""
+    on_gpu = device.type == "cuda"
+    return torch.float16 if on_gpu and weight.type != "F32" else torch.float32
+
+
+def _copied(data: np.ndarray) -> Tensor:
+    # Not torch.from_numpy(view): the mapped file is read-only, and torch warns about that.
+    return torch.from_numpy(np.array(data))
+
+
+def look_up(table: Weight, token_ids: list[int], device: torch.device) -> Tensor:
+    """Rows of a table, unpacked from the mapped file. Shapes: -> float32 [len(token_ids), width].
+
+    The table itself never moves to the device: a per-layer table can outweigh the model.
+    """
+    rows = np.ascontiguousarray(table.data[token_ids])
+    if table.type in DEQUANTIZABLE:
+        return dequantize(table.type, torch.from_numpy(rows).to(device))
+    part = Weight(table.name, table.type, (len(rows), table.shape[-1]), rows)
+    return torch.from_numpy(dequantize_on_host(part)).to(device)
+
+
+class Matrix:
+    """One weight; an expert stack is its experts' rows one after another."""
+
+    def __init__(self, weight: Weight, device: torch.device, *, is_dense: bool) -> None:
+        self.weight = weight
+        self._dtype = compute_type(weight, device)
+        self._dense: Tensor | None = None
+        self._packed: Tensor | None = None
+        if is_dense:
+            self._dense = self._unpacked_at_load(device)
+        elif weight.type in DEQUANTIZABLE:
+            self._packed = _copied(weight.data).to(device)
+        else:
+            raise UnsupportedWeight(
+                f"{weight.name} has type {weight.type}, which must be unpacked, "
+                "and the unpacked weights do not fit the memory",
+                hint="use a smaller model, or one quantized as Q4_K_M or Q8_0",
+            )
+
+    def _unpacked_at_load(self, device: torch.device) -> Tensor:
+        if self.weight.type in DEQUANTIZABLE:
+            values = dequantize(self.weight.type, _copied(self.weight.data).to(device))
+        else:
+            values = torch.from_numpy(dequantize_on_host(self.weight)).to(device)
+        return values.reshape(-1, self.weight.shape[-1]).to(self._dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory on the device."""
+        held = self._dense if self._dense is not None else self._packed
+        assert held is not None, "one of the two is always held"
+        return held.nbytes
+
+    def dense(self, part: slice = slice(None)) -> Tensor:
+        """Rows as floats. Shapes: -> [rows, in], in the compute type."""
+        if self._dense is not None:
+            return self._dense[part]
+        assert self._packed is not None, "one of the two is always held"
+        return dequantize(self.weight.type, self._packed[part]).to(self._dtype)
+
+
+def multiply(x: Tensor, dense: Tensor, row_block: int) -> Tensor:
+    """x @ dense^T in blocks of `row_block` rows.
+
+    Shapes: x [R, in] float32, R a multiple of row_block; dense [out, in] -> [R, out] float32.
+    """
+    product = _multiply_half if dense.dtype == torch.float16 else functional.linear
+    blocks = [product(block, dense) for block in torch.split(x, row_block)]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _multiply_half(x: Tensor, dense: Tensor) -> Tensor:
+    """float16 inputs, float32 sums and results.
+
+    Each row is brought to at most 1 first: activations of some models pass float16's 65504.
+    """
+    size = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    scaled = (x / size).half()
+    return torch.mm(scaled, dense.t(), out_dtype=torch.float32) * size
