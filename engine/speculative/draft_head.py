@@ -87,3 +87,6 @@ class DraftHead(Protocol):
                 row yet; the call is `catch_up(token_ids[:n], hidden, start_pos)`, then
                 `draft_step(token_ids[n], hidden[n - 1], start_pos + n)`.
         """
+
+    def last_logits(self, state: object) -> np.ndarray:
+        """Logits [n, V] behind the last `draft_step` (n = 1) or `draft_block`, for diagnosis."""
