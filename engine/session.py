@@ -46,6 +46,7 @@ class ModelSession:
         self.store = HolderStore(
             model.executable, budget_bytes=budget_bytes, share_unit=self._share_unit
         )
+        self._budget_bytes = budget_bytes
         self._clock = clock
         self._emit = emit
         self._scheduler = Scheduler(max_running=min(max_running, caps.max_rows))
@@ -130,11 +131,15 @@ class ModelSession:
             request.checkpoint_len = self._checkpoint_len(request)
 
     def _has_room(self, request: Request) -> bool:
-        return self.store.can_fit(self._bytes_needed(request))
+        """Whether a turn fits beside the running ones, once everything idle is evicted."""
+        running = [r for r in self._scheduler.requests if r.state is not RequestState.WAITING]
+        needed = sum(max(r.holder.num_bytes, self._bytes_needed(r)) for r in running)
+        return needed + self._bytes_needed(request) <= self._budget_bytes
 
     def _bytes_needed(self, request: Request) -> int:
-        num_answer = min(request.num_remaining, ROOM_FOR_ANSWER)
-        num_tokens = len(request.prompt.token_ids) + num_answer
+        """Memory a turn may take soon: its prompt, what it has said, and some more answer."""
+        num_tokens = len(request.prompt.token_ids) + len(request.token_ids)
+        num_tokens += min(request.num_remaining, ROOM_FOR_ANSWER)
         return num_tokens * self.model.executable.cache_bytes_per_token
 
     def _checkpoint_len(self, request: Request) -> int:

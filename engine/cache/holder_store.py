@@ -125,11 +125,6 @@ class HolderStore:
         """Whether exactly this prefix is kept."""
         return any(holder.token_ids == list(token_ids) for holder in self._checkpoints)
 
-    def can_fit(self, num_bytes: int) -> bool:
-        """Whether this much fits beside what runs, once everything idle is evicted."""
-        running = sum(entry.num_bytes for entry in self._chats.values() if entry.is_running)
-        return running + num_bytes <= self._budget_bytes
-
     def make_room(self, num_bytes: int) -> None:
         """Evict least recently used idle chats, then checkpoints, until this much fits."""
         while self.num_bytes + num_bytes > self._budget_bytes and self._evict_one():

@@ -322,6 +322,7 @@ class EngineRig:
         self.events: list[EngineEvent] = []
         self.model = model or fake_model(executable or FakeExecutable())
         self.executable = cast("FakeExecutable", self.model.executable)
+        self.executable.on_forward = self._pass_time
         self.engine = InferenceEngine(
             FakeLoader(self.model),
             self.events.append,
@@ -354,8 +355,10 @@ class EngineRig:
         """Step until idle, or so many times."""
         left = num_steps
         while (left is None or left > 0) and self.engine.step():
-            self.clock.now += 0.01
             left = None if left is None else left - 1
+
+    def _pass_time(self) -> None:
+        self.clock.now += 0.01
 
     def ask(self, prompt: object, chat_id: str = "chat", **fields: object) -> TurnFinished:
         """Submit a turn and run it to its end."""

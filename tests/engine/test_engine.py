@@ -1,0 +1,521 @@
+"""Turns from command to last event, on a fake model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.commands import (
+    CancelTurn,
+    ForgetChat,
+    LoadModel,
+    Message,
+    SubmitTurn,
+    UnloadModel,
+    UpdateSpeculation,
+)
+from engine.contracts import LoadedModel
+from engine.engine import EngineOptions, InferenceEngine
+from engine.events import (
+    EngineEvent,
+    ModelFailed,
+    ModelLoaded,
+    ModelLoading,
+    Notice,
+    SpeculationChanged,
+    TextDelta,
+    TurnFailed,
+    TurnStarted,
+)
+from engine.sampling_params import SamplingParams
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.target import TargetTraits
+from tests.engine.fakes_engine import (
+    BOS,
+    EOS,
+    GREEDY,
+    PLAIN,
+    ByteTokenizer,
+    EngineRig,
+    FakeExecutable,
+    FakeLoader,
+    FakeTemplate,
+    LinearCache,
+    RecurrentCache,
+    RingCache,
+    fake_model,
+    of_type,
+)
+
+CACHES = [LinearCache, RingCache, RecurrentCache]
+DRAFTING = SpeculationOptions(algorithm="ngram", use_governor=False)
+GOVERNED = SpeculationOptions(algorithm="ngram")
+SAMPLED = SamplingParams(temperature=0.9, seed=11, repeat_penalty=1.1, frequency_penalty=0.2)
+PROMPT = tuple(b"the cat sat on the mat and the cat sat on the hat, " * 2)
+
+
+def _rig(
+    cache: type[LinearCache] = LinearCache,
+    options: SpeculationOptions = PLAIN,
+    *,
+    period: int = 4,
+    **fields: object,
+) -> EngineRig:
+    executable = FakeExecutable(make_cache=cache, period=period)
+    return EngineRig(executable, speculation=options, **fields)  # type: ignore[arg-type]
+
+
+# -- speculation changes nothing
+
+
+@pytest.mark.parametrize("options", [DRAFTING, GOVERNED])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("period", [0, 4])
+def test_s70_the_stream_with_speculation_on_is_the_stream_with_it_off(
+    cache: type[LinearCache], sampling: SamplingParams, options: SpeculationOptions, period: int
+) -> None:
+    plain = _rig(cache, period=period).ask(PROMPT, sampling=sampling, max_tokens=80)
+    rig = _rig(cache, options, period=period)
+    end = rig.ask(PROMPT, sampling=sampling, max_tokens=80)
+    assert end.token_ids == plain.token_ids
+    assert end.text == plain.text
+    rig.check_holder(PROMPT, end)
+    if period and sampling is GREEDY and options is DRAFTING:
+        assert end.stats.draft_n_accepted > 40
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("stop_index", [1, 2, 5, 8, 9, 30])
+def test_s19_a_stop_inside_an_accepted_window_ends_the_turn_and_the_cache_there(
+    cache: type[LinearCache], stop_index: int
+) -> None:
+    text = _rig(cache, period=26).ask(PROMPT, max_tokens=60).text
+    rig = _rig(cache, DRAFTING, period=26)
+    rig.ask(PROMPT, max_tokens=60)
+    end = rig.ask(PROMPT, max_tokens=60, stop_ids=(ord(text[stop_index]),))
+    assert end.finish_reason == "stop"
+    assert len(end.token_ids) == min(stop_index, stop_index % 26) + 1
+    assert end.text == text[: len(end.token_ids) - 1]
+    rig.check_holder(PROMPT, end)
+    following = (*PROMPT, *end.token_ids, 1, 2)
+    plain = _rig(cache, period=26)
+    assert rig.ask(following).token_ids == plain.ask(following).token_ids
+
+
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+def test_a_stop_string_gives_the_same_text_ids_and_cache_with_and_without_drafts(
+    options: SpeculationOptions,
+) -> None:
+    rig = _rig(options=options, period=4)
+    end = rig.ask(tuple(b"abcd" * 6), max_tokens=60, stop=("da", "cdab"))
+    plain = _rig(period=4).ask(tuple(b"abcd" * 6), max_tokens=60, stop=("da", "cdab"))
+    assert (end.text, end.token_ids, end.finish_reason) == (
+        plain.text,
+        plain.token_ids,
+        "stop",
+    )
+    assert "cdab" not in end.text
+    rig.check_holder(tuple(b"abcd" * 6), end)
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 7, 8, 9])
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+def test_exactly_as_many_tokens_as_asked_for(options: SpeculationOptions, num: int) -> None:
+    end = _rig(options=options).ask(PROMPT, max_tokens=num)
+    assert len(end.token_ids) == num == end.stats.completion_tokens
+    assert end.finish_reason == "length"
+
+
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+@pytest.mark.parametrize("room", [1, 2, 4, 9])
+def test_a_full_context_ends_the_answer_at_its_last_token(
+    options: SpeculationOptions, room: int
+) -> None:
+    rig = _rig(options=options, context_len=len(PROMPT) + room)
+    end = rig.ask(PROMPT, max_tokens=None)
+    assert (end.finish_reason, len(end.token_ids)) == ("context", room)
+    assert end.token_ids == _rig().ask(PROMPT, max_tokens=room).token_ids
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_prompt_that_fills_the_context_fails_with_both_numbers(extra: int) -> None:
+    rig = _rig(context_len=64)
+    request_id = rig.submit(tuple(range(64 + extra)))
+    error = rig.failed(request_id).error
+    assert error.kind == "does_not_fit"
+    assert str(64 + extra) in error.message
+    assert "64" in error.message
+    assert error.hint
+
+
+def test_s42_switching_speculation_in_the_middle_changes_no_token() -> None:
+    plain = _rig().ask(PROMPT, max_tokens=200)
+    rig = _rig(options=DRAFTING)
+    request_id = rig.submit(PROMPT, max_tokens=200)
+    for options in (PLAIN, DRAFTING, SpeculationOptions(window=2, use_governor=False), PLAIN):
+        rig.run(4)
+        rig.engine.apply(UpdateSpeculation(options))
+    rig.engine.apply(UpdateSpeculation(DRAFTING))
+    rig.run()
+    end = rig.finished(request_id)
+    assert end.token_ids == plain.token_ids
+    assert end.stats.verify_steps > 0
+    assert end.stats.plain_steps > 0
+    assert [e.options for e in of_type(rig.events, SpeculationChanged)][-1] == DRAFTING
+    rig.check_holder(PROMPT, end)
+
+
+def test_s42_switching_off_reports_why_nothing_drafts() -> None:
+    rig = _rig(options=DRAFTING)
+    rig.engine.apply(UpdateSpeculation(PLAIN))
+    changed = of_type(rig.events, SpeculationChanged)[-1]
+    assert changed.algorithm is None
+    assert changed.declined
+
+
+def test_s09_a_refusing_trunk_decodes_plainly_and_says_so_once() -> None:
+    traits = TargetTraits(refusal="its verify is not exact")
+    model = fake_model(FakeExecutable(period=4), traits=traits)
+    rig = EngineRig(model=model, speculation=DRAFTING)
+    for _ in range(2):
+        end = rig.ask(PROMPT, max_tokens=30)
+        assert end.stats.verify_steps == end.stats.draft_n == 0
+    assert sum("its verify is not exact" in e.text for e in of_type(rig.events, Notice)) == 1
+    assert of_type(rig.events, ModelLoaded)[0].info.refusal == "its verify is not exact"
+
+
+def test_s20_a_turn_of_one_token_is_never_armed() -> None:
+    end = _rig(options=DRAFTING).ask(PROMPT, max_tokens=1)
+    assert end.stats.algorithm is None
+
+
+def test_s25_turn_two_drafts_like_turn_one() -> None:
+    rig = _rig(options=DRAFTING, period=26)
+    first = rig.ask(PROMPT, max_tokens=60)
+    second = rig.ask((*PROMPT, *first.token_ids, *b"more"), max_tokens=60)
+    assert second.stats.reused_tokens > len(PROMPT)
+    assert second.stats.draft_n_accepted > 30
+
+
+def test_s29_with_speculation_on_the_prompt_is_forwarded_as_with_it_off() -> None:
+    shapes = []
+    for options in (PLAIN, DRAFTING):
+        rig = _rig(options=options)
+        rig.ask(PROMPT, max_tokens=1)
+        shapes.append(rig.executable.shapes)
+    assert shapes[0] == shapes[1]
+
+
+def test_statistics_count_only_what_was_emitted() -> None:
+    rig = _rig(options=DRAFTING)
+    end = rig.ask(PROMPT, max_tokens=60)
+    stats = end.stats
+    assert 0 <= stats.draft_n_accepted <= stats.draft_n
+    assert stats.completion_tokens == 60
+    assert 1 + stats.verify_steps + stats.plain_steps + stats.draft_n_accepted == 60
+    assert sum(stats.accepted_per_position) == stats.draft_n_accepted
+    assert stats.algorithm == "ngram"
+
+
+def test_times_run_from_the_submit_and_from_the_first_token() -> None:
+    rig = _rig()
+    rig.submit((1, 2, 3), "other", max_tokens=4)
+    rig.run(2)
+    request_id = rig.submit(PROMPT, max_tokens=5)
+    rig.run()
+    stats = rig.finished(request_id).stats
+    assert stats.prefill_ms == pytest.approx(20.0)
+    assert stats.ttft_ms == pytest.approx(30.0)
+    assert stats.decode_ms == pytest.approx(40.0 + 10.0)
+    assert stats.phase_ms["plain"] == pytest.approx(40.0)
+    assert stats.decode_tok_s == pytest.approx(4 / 0.05)
+
+
+# -- several chats
+
+
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("cache", CACHES)
+def test_chats_in_company_get_the_streams_they_get_alone(
+    cache: type[LinearCache], sampling: SamplingParams, options: SpeculationOptions
+) -> None:
+    prompts = {"a": PROMPT, "b": tuple(b"quite another text " * 9), "c": (1, 2, 3)}
+    rig = _rig(cache, options)
+    turns = {}
+    for chat, prompt in prompts.items():
+        turns[chat] = rig.submit(prompt, chat, sampling=sampling, max_tokens=40)
+        rig.run(4)
+    rig.run()
+    for chat, prompt in prompts.items():
+        alone = _rig(cache, options).ask(prompt, sampling=sampling, max_tokens=40)
+        end = rig.finished(turns[chat])
+        assert end.token_ids == alone.token_ids
+        rig.check_holder(prompt, end)
+
+
+def test_s48_running_chats_share_one_forward_per_step() -> None:
+    rig = _rig()
+    for chat in ("a", "b", "c"):
+        rig.submit((1, 2, 3), chat, max_tokens=20)
+    rig.run()
+    assert (1, 1, 1) in rig.executable.shapes
+
+
+def test_s48_a_newcomers_prefill_interleaves_with_decoding() -> None:
+    rig = _rig()
+    rig.submit((1, 2, 3), "a", max_tokens=50)
+    rig.run(3)
+    rig.executable.shapes.clear()
+    rig.submit(tuple(range(200)), "b")
+    rig.run(4)
+    assert rig.executable.shapes == [(64,), (1,), (64,), (1,), (64,), (1,), (8,), (1,)]
+
+
+def test_s46_nobody_drafts_beside_another_chat() -> None:
+    rig = _rig(options=DRAFTING)
+    rig.submit(PROMPT, "a", max_tokens=30)
+    rig.submit(PROMPT[::-1], "b", max_tokens=30)
+    rig.run(8)
+    assert len(of_type(rig.events, TurnStarted)) == 2
+    assert {rows for shape in rig.executable.shapes for rows in shape} == {64, 38, 1}
+
+
+def test_s47_a_drafter_outlives_company_without_being_indexed_again() -> None:
+    rig = _rig(options=DRAFTING, period=26)
+    long_turn = rig.submit(PROMPT, "a", max_tokens=120)
+    rig.run(6)
+    (request,) = rig.engine._session._scheduler.requests  # type: ignore[union-attr]
+    armed = request.execution
+    assert armed is not None
+    rig.submit((1, 2, 3), "b", max_tokens=4)
+    rig.run(3)
+    assert len(request.interlude_ids) == 3
+    rig.run(4)
+    assert request.execution is armed
+    rig.run()
+    end = rig.finished(long_turn)
+    assert end.token_ids == _rig(period=26).ask(PROMPT, max_tokens=120).token_ids
+    assert end.stats.verify_steps > 3
+
+
+def test_one_chat_answers_one_turn_at_a_time() -> None:
+    rig = _rig()
+    first, second = rig.submit(PROMPT), rig.submit((*PROMPT, 7))
+    rig.run()
+    order = [e.request_id for e in rig.events if isinstance(e, TurnStarted)]
+    assert order == [first, second]
+    assert rig.finished(second).stats.reused_tokens >= len(PROMPT) - 1
+
+
+def test_more_turns_than_may_run_wait_their_turn() -> None:
+    rig = _rig(options=PLAIN)
+    rig = EngineRig(FakeExecutable(), options=EngineOptions(max_running=2))
+    ids = [rig.submit((n, n), f"chat-{n}", max_tokens=5) for n in range(5)]
+    rig.run(2)
+    assert len(of_type(rig.events, TurnStarted)) == 2
+    rig.run()
+    assert all(len(rig.finished(i).token_ids) == 5 for i in ids)
+
+
+def test_a_turn_waits_for_memory_while_others_run_and_then_gets_it() -> None:
+    rig = EngineRig(options=EngineOptions(holder_budget_bytes=8 * 250), context_len=250)
+    first = rig.submit(tuple(b"a" * 100), "a", max_tokens=100)
+    second = rig.submit(tuple(b"b" * 100), "b", max_tokens=100)
+    rig.run(20)
+    assert [e.request_id for e in of_type(rig.events, TurnStarted)] == [first]
+    rig.run()
+    assert len(rig.finished(second).token_ids) == 100
+
+
+# -- prompts
+
+
+def test_oldest_turns_are_dropped_and_system_and_newest_message_stay() -> None:
+    history = [("system", "S" * 10)]
+    for n in range(10):
+        history += [("user", f"question {n} " * 2), ("assistant", f"answer {n} " * 2)]
+    history.append(("user", "the newest question"))
+    rig = _rig(context_len=200)
+    rig.ask(history, max_tokens=10)
+    started = of_type(rig.events, TurnStarted)[-1]
+    assert started.dropped_messages > 0
+    assert started.dropped_messages % 2 == 0
+    holder = rig.engine.holder("chat")
+    assert holder is not None
+    text = bytes(i for i in holder.token_ids if i < 256)
+    assert text.startswith(b"S" * 10 + b"question")
+    assert b"the newest question" in text
+    assert b"question 0" not in text
+
+
+def test_what_was_dropped_stays_dropped_so_that_the_cache_is_reused() -> None:
+    """Dropping just enough each turn would forward the whole context with every message."""
+    rig = _rig(context_len=400)
+    history = []
+    reused = 0
+    for n in range(40):
+        history.append(("user", f"question number {n}"))
+        end = rig.ask(history, max_tokens=6)
+        history.append(("assistant", end.text))
+        reused += end.stats.reused_tokens > 100
+    assert of_type(rig.events, TurnStarted)[-1].dropped_messages > 20
+    assert reused > 20
+
+
+def test_the_fail_policy_drops_nothing() -> None:
+    rig = _rig(context_len=100)
+    history = [("user", "x" * 60), ("assistant", "y" * 60), ("user", "z")]
+    request_id = rig.submit(history, context_policy="fail")
+    error = rig.failed(request_id).error
+    assert error.kind == "does_not_fit"
+    assert "100" in error.message
+
+
+def test_a_newest_message_that_does_not_fit_alone_fails() -> None:
+    rig = _rig(context_len=50)
+    request_id = rig.submit([("user", "a"), ("assistant", "b"), ("user", "z" * 80)])
+    assert rig.failed(request_id).error.kind == "does_not_fit"
+
+
+@pytest.mark.parametrize(("prompt", "word"), [((), "empty"), ((5, 999), "999"), ((-1,), "-1")])
+def test_impossible_prompts_fail_with_one_clear_line(prompt: tuple[int, ...], word: str) -> None:
+    rig = _rig()
+    error = rig.failed(rig.submit(prompt)).error
+    assert word in error.message
+    assert "\n" not in error.message
+
+
+def test_a_raw_prompt_begins_with_one_bos() -> None:
+    rig = _rig()
+    rig.ask("hi", max_tokens=1)
+    assert rig.engine.holder("chat").token_ids == [BOS, *b"hi"]  # type: ignore[union-attr]
+
+
+def test_a_base_model_continues_raw_text_and_says_so_once() -> None:
+    rig = EngineRig(model=fake_model(template=None))
+    for _ in range(2):
+        rig.ask([("user", "one"), ("assistant", "two"), ("user", "three")], max_tokens=2)
+    notices = [e.text for e in of_type(rig.events, Notice)]
+    assert len(notices) == 1
+    assert "no chat template" in notices[0]
+    assert bytes(rig.engine.holder("chat").token_ids[1:]).startswith(b"one\n\ntwo\n\nthree")  # type: ignore[union-attr]
+
+
+def test_an_end_token_ends_the_answer_and_is_not_shown() -> None:
+    rig = EngineRig(FakeExecutable(period=26, eos_bias=31.0))
+    end = rig.ask("hello", max_tokens=100)
+    assert end.finish_reason == "stop"
+    assert end.token_ids[-1] >= EOS
+    assert end.text.encode() == b"".join(map(ByteTokenizer().piece, end.token_ids))
+
+
+def test_a_hopeless_loop_ends_when_the_guard_is_asked_for() -> None:
+    results = []
+    for options in (PLAIN, DRAFTING):
+        rig = _rig(options=options, period=4)
+        results.append(rig.ask(PROMPT, max_tokens=2000, stop_on_repetition=True))
+        rig.check_holder(PROMPT, results[-1])
+    assert results[0].finish_reason == "repetition"
+    assert results[0].token_ids == results[1].token_ids
+    assert len(results[0].token_ids) == 4 * 65
+
+
+# -- models
+
+
+def test_loading_reports_progress_and_the_model() -> None:
+    rig = _rig()
+    assert isinstance(rig.events[0], ModelLoading)
+    info = of_type(rig.events, ModelLoaded)[0].info
+    assert (info.context_len, info.vocab_size, info.algorithms) == (4096, 264, ("ngram",))
+
+
+def test_the_context_is_bounded_by_the_model_and_by_memory() -> None:
+    rig = _rig(context_len=10_000)
+    assert of_type(rig.events, ModelLoaded)[0].info.context_len == 4096
+    assert "10000" in of_type(rig.events, Notice)[0].text
+    small = EngineRig(options=EngineOptions(holder_budget_bytes=8 * 100))
+    assert of_type(small.events, ModelLoaded)[0].info.context_len == 100
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError(2, "no such file", "x.gguf"), "missing"),
+        (OSError("the disk is gone"), "failure"),
+        (MemoryError(), "does_not_fit"),
+    ],
+)
+def test_a_load_that_fails_is_an_event_and_leaves_no_model(error: Exception, kind: str) -> None:
+    events: list[EngineEvent] = []
+    engine = InferenceEngine(FakeLoader(error=error), events.append)
+    engine.apply(LoadModel(Path("x.gguf"), "x"))
+    (failed,) = of_type(events, ModelFailed)
+    assert failed.error.kind == kind
+    assert failed.error.message
+    assert engine.model is None
+    engine.apply(SubmitTurn("r", "c", "hello", GREEDY))
+    assert "no model" in of_type(events, TurnFailed)[0].error.message
+
+
+def test_another_model_replaces_the_first_and_ends_its_turns() -> None:
+    rig = _rig()
+    request_id = rig.submit(PROMPT, max_tokens=50)
+    rig.run(5)
+    rig.engine.apply(LoadModel(Path("y"), "y"))
+    assert rig.finished(request_id).finish_reason == "cancelled"
+    assert rig.executable.is_closed
+    assert rig.engine.holder("chat") is None
+
+
+def test_unloading_releases_the_weights() -> None:
+    rig = _rig()
+    rig.engine.apply(UnloadModel())
+    assert rig.executable.is_closed
+    assert rig.engine.model is None
+    assert not rig.engine.step()
+
+
+def test_a_forgotten_chat_ends_its_turn() -> None:
+    rig = _rig()
+    request_id = rig.submit(PROMPT, max_tokens=50)
+    rig.run(3)
+    rig.engine.apply(ForgetChat("chat"))
+    assert rig.finished(request_id).finish_reason == "cancelled"
+    assert rig.engine.holder("chat") is None
+
+
+def test_deltas_carry_counters_and_the_context_in_use() -> None:
+    rig = _rig()
+    rig.ask(PROMPT, max_tokens=30)
+    deltas = of_type(rig.events, TextDelta)
+    assert 1 < len(deltas) < 12
+    assert deltas[-1].stats.completion_tokens == 30
+    assert deltas[0].context_used == len(PROMPT)
+
+
+def test_a_template_that_refuses_fails_the_turn_alone() -> None:
+    class Refusing(FakeTemplate):
+        def encode(self, messages: object, **_: object) -> list[int]:  # type: ignore[override]
+            from engine.errors import EngineError
+
+            raise EngineError("roles must alternate", hint="delete the empty message")
+
+    model: LoadedModel = fake_model(template=Refusing())
+    rig = EngineRig(model=model)
+    request_id = rig.submit([("user", "hi")])
+    error = rig.failed(request_id).error
+    assert (error.message, error.hint) == ("roles must alternate", "delete the empty message")
+    assert rig.ask("raw text").finish_reason == "length"
+
+
+def test_commands_without_a_model_do_no_harm() -> None:
+    events: list[EngineEvent] = []
+    engine = InferenceEngine(FakeLoader(), events.append)
+    for command in (CancelTurn("r"), ForgetChat("c"), UnloadModel(), UpdateSpeculation(PLAIN)):
+        engine.apply(command)
+    assert [type(e) for e in events] == [SpeculationChanged]
+    assert Message("user", "x").role == "user"
