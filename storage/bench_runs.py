@@ -75,8 +75,8 @@ class BenchStore:
     ) -> list[BenchRun]:
         """Runs, newest first; only of one kind or of one model's exact bytes when given."""
         rows = self._db.query(
-            "SELECT * FROM bench_runs WHERE (?1 IS NULL OR kind = ?1)"
-            " AND (?2 IS NULL OR model_sha256 = ?2) ORDER BY created_at DESC, id DESC",
+            "SELECT * FROM bench_runs WHERE kind = coalesce(?, kind)"
+            " AND model_sha256 = coalesce(?, model_sha256) ORDER BY created_at DESC, id DESC",
             (kind, model_sha256),
         )
         return [_run(row) for row in rows]
