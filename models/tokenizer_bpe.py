@@ -31,7 +31,7 @@ class ByteLevelEncoder:
         self._tokenizer = tokenizers.Tokenizer(
             models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignores_merges)
         )
-        self._tokenizer.pre_tokenizer = _stages(pre)
+        self._tokenizer.pre_tokenizer = word_cutter(pre)
 
     def encode(self, text: str) -> list[int]:
         """Ids of one segment."""
@@ -44,7 +44,8 @@ def _split_merge(entry: str) -> tuple[str, str] | None:
     return (entry[:cut], entry[cut + 1 :]) if cut > 0 else None
 
 
-def _stages(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Cuts words and writes them in the byte alphabet."""
     stages: list[pre_tokenizers.PreTokenizer] = []
     if pre.splits_digits:
         stages.append(pre_tokenizers.Digits(individual_digits=True))

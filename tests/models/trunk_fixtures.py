@@ -1,0 +1,82 @@
+"""Tiny models of every dense trunk, what llama.cpp computed for them, and the backends at hand."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from backends.base import Backend, Cache, Executable, Segment
+from backends.program import Program
+from backends.reference import ReferenceBackend
+from backends.torch_backend.backend import TorchBackend
+from models.config import ModelConfig
+from models.gguf_file import GgufFile
+
+TRUNKS_DIR = Path(__file__).parents[1] / "fixtures" / "trunks"
+TRUNKS = ("llama", "qwen3", "qwen3moe", "gemma3", "gemma4-dense", "gemma4-moe", "gemma4-ple")
+
+
+def _native() -> Backend:
+    backend: Backend = importlib.import_module("backends.native.backend").NativeBackend()
+    return backend
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "reference": ReferenceBackend,
+    "torch-cpu": lambda: TorchBackend("cpu"),
+}
+if find_spec("backends.native.backend") is not None:
+    BACKENDS["native"] = _native
+
+
+class Expected(NamedTuple):
+    """llama.cpp on the CPU with a float32 cache."""
+
+    token_ids: list[int]
+    logits: np.ndarray
+    """float32 [48, V], row i after token i."""
+    greedy: list[int]
+    """The 48 greedy tokens after `token_ids`."""
+    greedy_gap: np.ndarray
+    """Distance of the two best logits at each of them."""
+
+
+@cache
+def program(trunk: str) -> Program:
+    """The trunk's program, as the loader would build it."""
+    file = GgufFile.open(TRUNKS_DIR / trunk / "model.gguf")
+    config = ModelConfig.from_gguf(file)
+    built: Program = importlib.import_module(f"models.{config.architecture}").build(file, config)
+    return built
+
+
+@cache
+def executable(trunk: str, backend: str) -> Executable:
+    """The trunk on a backend; shared by the tests of a run."""
+    return BACKENDS[backend]().compile(program(trunk))
+
+
+@cache
+def expected(trunk: str) -> Expected:
+    """The stored answers."""
+    with np.load(TRUNKS_DIR / trunk / "expected.npz") as stored:
+        token_ids, greedy = stored["tokens"].tolist(), stored["greedy"].tolist()
+        return Expected(token_ids, stored["logits"], greedy, stored["greedy_gap"])
+
+
+def forward_in_chunks(
+    model: Executable, cache: Cache, token_ids: list[int], chunk: int
+) -> np.ndarray:
+    """Logits of every row [len(token_ids), V], forwarded `chunk` rows at a time."""
+    logits = []
+    for start in range(0, len(token_ids), chunk):
+        output = model.forward([Segment(token_ids[start : start + chunk], cache)])
+        assert output.logits is not None
+        logits.append(output.logits.copy())
+    return np.concatenate(logits)
