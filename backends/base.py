@@ -109,6 +109,16 @@ class Segment:
     cache: Cache
 
 
+def check_token_ids(segments: Sequence[Segment], vocab_size: int) -> None:
+    """Raises: BackendError naming the first id that no row of the vocabulary belongs to."""
+    for segment in segments:
+        for token_id in segment.token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise BackendError(
+                    f"token {token_id} is not in the vocabulary of {vocab_size} tokens"
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class RowOutput:
     """Results of a forward. Arrays are the executable's own and valid until its next forward."""
@@ -117,6 +127,8 @@ class RowOutput:
     """float32 [rows wanted, V], segments in order; None when none were wanted."""
     hidden: np.ndarray | None
     """float32 [R, E] of every row, post final norm; None when not wanted."""
+    argmax: np.ndarray | None = None
+    """int32 [rows wanted], first largest logit of each, where the backend finds it on the way."""
 
 
 WantLogits = Literal["all", "last", "none"]

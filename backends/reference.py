@@ -20,6 +20,7 @@ from backends.base import (
     RowOutput,
     Segment,
     WantLogits,
+    check_token_ids,
 )
 from backends.program import Program
 from backends.reference_ops import OPS, Matrices, RowState, SlotRows
@@ -141,6 +142,7 @@ class ReferenceExecutable:
         want_hidden: bool = False,
     ) -> RowOutput:
         """Append and compute, one row after another. State: each cache grows by its tokens."""
+        check_token_ids(segments, self._program.vocab_size)
         lengths = [segment.cache.length for segment in segments]
         try:
             rows = [row for segment in segments for row in self._forward_one(segment, want_logits)]

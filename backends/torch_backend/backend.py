@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from torch.nn import functional
 
@@ -24,6 +24,7 @@ from backends.base import (
     RowOutput,
     Segment,
     WantLogits,
+    check_token_ids,
 )
 from backends.program import Embed, PerLayerInputs, Program, Weight
 from backends.torch_backend.batch import Batch, Part, part_of
@@ -187,6 +188,7 @@ class TorchExecutable:
             raise BackendError(
                 f"a forward takes 1 to {self.caps.max_rows} rows, not {len(token_ids)}"
             )
+        check_token_ids(segments, self._program.vocab_size)
         parts: list[Part] = []
         for segment in segments:
             cache, count = own_cache(segment), len(segment.token_ids)

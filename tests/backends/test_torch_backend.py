@@ -1,0 +1,239 @@
+"""torch on the CPU: the oracle's numbers, equal bits in any company, an exact cache."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import BackendError, BackendUnavailable, OutOfDeviceMemory, Segment
+from backends.program import Weight
+from backends.reference import ReferenceBackend
+from backends.torch_backend import backend as torch_module
+from backends.torch_backend.backend import TorchBackend, TorchExecutable, matrix_weights
+from backends.torch_backend.ops import attend_masked
+from tests.backends.tiny_programs import (
+    VOCAB,
+    WINDOW,
+    Maker,
+    everything,
+    logits_of,
+    random_ids,
+)
+
+TYPES = ("F32", "BF16", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
+ROW_COUNTS = (1, 2, 3, 7, 8, 9, 16, 17)
+
+
+@cache
+def model(type_name: str = "Q4_K") -> TorchExecutable:
+    return TorchBackend("cpu").compile(everything(type_name))
+
+
+@cache
+def oracle_logits(type_name: str) -> np.ndarray:
+    reference = ReferenceBackend().compile(everything(type_name))
+    return logits_of(reference, reference.new_cache(), random_ids(40))
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("chunk", [40, 1, 9])
+def test_logits_are_the_oracles_for_every_weight_type(type_name: str, chunk: int) -> None:
+    chat = model(type_name).new_cache()
+    token_ids = random_ids(40)
+    rows = [
+        logits_of(model(type_name), chat, token_ids[i : i + chunk]) for i in range(0, 40, chunk)
+    ]
+    np.testing.assert_allclose(np.concatenate(rows), oracle_logits(type_name), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("num_rows", ROW_COUNTS)
+def test_s70_a_row_has_the_same_bits_however_many_run_with_it(num_rows: int) -> None:
+    """Across the window's end: 20 rows before, then `num_rows` rows whole or one by one."""
+    assert model().caps.is_row_independent
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(20))
+    one_by_one, rows = chat.clone(), random_ids(num_rows, seed=4)
+    together = logits_of(model(), chat, rows)
+    alone = np.concatenate([logits_of(model(), one_by_one, [row]) for row in rows])
+    np.testing.assert_array_equal(together, alone)
+    for key, array in chat.export_state().items():
+        np.testing.assert_array_equal(array, one_by_one.export_state()[key])
+
+
+def test_s70_a_row_has_the_same_bits_in_the_company_of_other_chats() -> None:
+    token_ids = [random_ids(n, seed=n) for n in (3, 11, 1)]
+    together = [model().new_cache() for _ in token_ids]
+    output = model().forward([Segment(i, c) for i, c in zip(token_ids, together, strict=True)])
+    alone = np.concatenate([logits_of(model(), model().new_cache(), ids) for ids in token_ids])
+    np.testing.assert_array_equal(output.logits, alone)
+
+
+def test_s70_chunk_boundaries_change_no_bit() -> None:
+    assert model().caps.is_chunk_independent
+    token_ids = random_ids(100)
+    whole = logits_of(model(), model().new_cache(), token_ids)
+    chat = model().new_cache()
+    rows = [logits_of(model(), chat, token_ids[i : i + 13]) for i in range(0, 100, 13)]
+    np.testing.assert_array_equal(np.concatenate(rows), whole)
+
+
+def test_masked_attention_agrees_with_attention_row_by_row() -> None:
+    """The way of a GPU, on the CPU: every row against a rounded-up stretch of keys and a mask."""
+    masked = TorchBackend("cpu").compile(everything("Q4_K"))
+    masked._device.attend = attend_masked
+    token_ids = random_ids(90)
+    chat, other = masked.new_cache(), model().new_cache()
+    for start in range(0, 90, 9):
+        ids = token_ids[start : start + 9]
+        np.testing.assert_allclose(
+            logits_of(masked, chat, ids), logits_of(model(), other, ids), rtol=0, atol=1e-4
+        )
+
+
+def test_weights_that_do_not_fit_unpacked_stay_packed_and_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_module, "_DENSE_SHARE", 0.0)
+    packed = TorchBackend("cpu").compile(everything("Q4_K"))
+    assert packed.weight_bytes < model().weight_bytes / 5
+    np.testing.assert_array_equal(
+        logits_of(packed, packed.new_cache(), random_ids(11)),
+        logits_of(model(), model().new_cache(), random_ids(11)),
+    )
+
+
+def test_tables_that_are_only_looked_up_stay_in_the_file() -> None:
+    program = everything("Q8_0")
+    tables = [op.table for op in program.ops if hasattr(op, "table")]
+    placed = {id(weight) for weight in matrix_weights(program)}
+    assert [id(table) in placed for table in tables] == [True, False]  # the first is the head too
+
+
+def test_s18_a_window_can_take_back_a_whole_forward_at_any_length() -> None:
+    """Nine rows rejected again and again, before and after the window slid; to the bit."""
+    rng = np.random.default_rng(0)
+    token_ids = random_ids(1000)
+    chat, rows = model().new_cache(), []
+    while chat.length < len(token_ids) - 60:
+        start, kept = chat.length, int(rng.integers(1, 60))
+        logits = logits_of(model(), chat, token_ids[start : start + kept] + random_ids(9, seed=2))
+        chat.rewind_to(start + kept)
+        rows.append(logits[:kept])
+    assert chat.slots[0].base > 0, "the window never slid: the test is too short"
+    undisturbed = model().new_cache()
+    expected = [
+        logits_of(model(), undisturbed, token_ids[i : min(i + 200, chat.length)])
+        for i in range(0, chat.length, 200)
+    ]
+    np.testing.assert_array_equal(np.concatenate(rows), np.concatenate(expected))
+
+
+def test_rewinding_behind_the_window_is_refused_and_changes_nothing() -> None:
+    chat = model().new_cache()
+    token_ids = random_ids(1000)
+    for start in range(0, 1000, 200):
+        logits_of(model(), chat, token_ids[start : start + 200])
+    assert not chat.can_rewind_to(100)
+    with pytest.raises(BackendError, match="cannot rewind a cache of 1000 tokens to 100"):
+        chat.rewind_to(100)
+    assert chat.length == 1000
+    chat.rewind_to(0)
+    fresh = logits_of(model(), model().new_cache(), token_ids[:30])
+    np.testing.assert_array_equal(logits_of(model(), chat, token_ids[:30]), fresh)
+
+
+def test_an_exported_cache_continues_to_the_bit() -> None:
+    chat, restored = model().new_cache(), model().new_cache()
+    logits_of(model(), chat, random_ids(200))
+    state = chat.export_state()
+    assert state["positions.0"].tolist() == list(range(200 - WINDOW, 200))
+    restored.import_state(state, 200)
+    np.testing.assert_array_equal(
+        logits_of(model(), restored, random_ids(9)), logits_of(model(), chat, random_ids(9))
+    )
+
+
+def test_a_misfit_state_is_refused_and_changes_nothing() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(6))
+    state = {k: a.astype(np.float16) for k, a in chat.export_state().items()}
+    with pytest.raises(BackendError, match="does not fit slot 0"):
+        chat.import_state(state, 6)
+    with pytest.raises(BackendError, match="does not fit slot 0"):
+        chat.import_state({}, 6)
+    assert chat.length == 6
+
+
+def test_a_clone_shares_no_buffer() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(6))
+    clone = chat.clone()
+    expected = clone.export_state()
+    logits_of(model(), chat, random_ids(20, seed=3))
+    chat.rewind_to(0)
+    logits_of(model(), chat, random_ids(6, seed=3))
+    for key, array in clone.export_state().items():
+        np.testing.assert_array_equal(array, expected[key])
+
+
+def test_a_failing_forward_changes_no_cache() -> None:
+    caches = [model().new_cache(), model().new_cache()]
+    logits_of(model(), caches[0], random_ids(3))
+    with pytest.raises(BackendError, match=f"token {VOCAB} is not in the vocabulary"):
+        model().forward([Segment([1], caches[0]), Segment([VOCAB], caches[1])])
+    assert [chat.length for chat in caches] == [3, 0]
+
+
+def test_more_rows_than_promised_are_refused() -> None:
+    chat = model().new_cache()
+    with pytest.raises(BackendError, match="takes 1 to 256 rows, not 257"):
+        logits_of(model(), chat, random_ids(257))
+    assert chat.length == 0
+
+
+def test_a_context_too_long_for_the_memory_is_refused_with_both_numbers() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(3))
+    with pytest.raises(
+        OutOfDeviceMemory, match="1099511627776 tokens needs 1125899906842624 bytes"
+    ):
+        chat.ensure_capacity(1 << 40)
+    assert logits_of(model(), chat, [1]).shape == (1, VOCAB)
+
+
+def test_a_type_that_must_be_unpacked_is_refused_where_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_module, "_DENSE_SHARE", 0.0)
+    weight = Weight("blk.0.odd", "IQ2_XS", (1, 256), np.zeros((1, 74), np.uint8))
+    with pytest.raises(BackendError, match=r"blk\.0\.odd has type IQ2_XS"):
+        TorchBackend("cpu")._placed(weight, is_dense=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_gpu_is_said() -> None:
+    with pytest.raises(BackendUnavailable, match="finds no CUDA device"):
+        TorchBackend("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("type_name", TYPES)
+def test_a_gpu_gives_the_oracles_logits_within_its_rounding(type_name: str) -> None:
+    gpu = TorchBackend("cuda").compile(everything(type_name))
+    chat, rows = gpu.new_cache(), []
+    for start in range(0, 40, 5):
+        rows.append(logits_of(gpu, chat, random_ids(40)[start : start + 5]))
+    tolerance = 2e-4 if type_name == "F32" else 5e-2
+    np.testing.assert_allclose(
+        np.concatenate(rows), oracle_logits(type_name), rtol=0, atol=tolerance
+    )
+
+
+def test_weights_of_one_seed_are_the_same_weights() -> None:
+    """The oracle and the backend under test draw their programs independently."""
+    first, second = Maker("Q4_K").weight(4, 256), Maker("Q4_K").weight(4, 256)
+    np.testing.assert_array_equal(first.data, second.data)
