@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from engine.cache.holder import Holder
 from engine.commands import (
@@ -35,23 +33,12 @@ from engine.events import (
     TurnFailed,
 )
 from engine.executor import TURN_ERRORS
+from engine.options import EngineOptions
 from engine.session import ModelSession, describe_error
 from engine.speculative.registry import SpeculatorRegistry, default_registry
 from engine.speculative.runtime import SpeculationRuntime
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Limits the application sets once."""
-
-    holder_budget_bytes: int = 4 << 30
-    """Memory for the caches of all chats together."""
-    max_running: int = 8
-    """Turns that may run at once; more wait."""
-    checkpoint_dir: Path | None = None
-    """Where system prompts are kept between starts; None keeps them in memory only."""
 
 
 class InferenceEngine:
@@ -153,6 +140,8 @@ class InferenceEngine:
         self._session = self._open_session(model, command)
         self._emit(ModelLoaded(self._model_info((self._clock() - began) * 1e3)))
         self._tell_refusals(model, command)
+        if command.system_prompt:
+            self._session.warm(command.system_prompt)
 
     def _report_load(self, name: str, stage: str, fraction: float) -> None:
         if self._is_stopping():
@@ -171,8 +160,7 @@ class InferenceEngine:
             model,
             speculation,
             context_len=self._context_len(model, command.context_len),
-            budget_bytes=self._options.holder_budget_bytes,
-            max_running=self._options.max_running,
+            options=self._options,
             clock=self._clock,
             emit=self._emit,
         )

@@ -36,5 +36,9 @@ class LoadInterrupted(EngineError):
     """The engine was told to stop while a model was loading."""
 
 
+class CheckpointUnsound(EngineError):
+    """A stored prefix is damaged or belongs to another model; it has been removed."""
+
+
 class HolderBroken(EngineError):
     """A backend left a cache that no longer matches its tokens; the holder must be dropped."""

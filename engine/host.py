@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from engine.commands import Command, LoadModel, Stop, SubmitTurn
 from engine.contracts import Clock, ModelLoader
-from engine.engine import EngineOptions, InferenceEngine
+from engine.engine import InferenceEngine
 from engine.events import (
     EngineEvent,
     EngineFailed,
@@ -25,6 +25,7 @@ from engine.events import (
     TurnFailed,
     TurnFinished,
 )
+from engine.options import EngineOptions
 from engine.speculative.registry import SpeculatorRegistry
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
+from engine.cache.checkpoint import CheckpointFolder
 from engine.cache.holder import Holder
 from engine.cache.holder_store import MIN_SHARED_LEN, HolderStore
 from engine.commands import Message, SubmitTurn
@@ -11,7 +13,9 @@ from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
 from engine.events import ErrorInfo, FinishReason, Notice
 from engine.executor import PREFILL_CHUNK, Executor, ExecutorCallbacks
+from engine.options import EngineOptions
 from engine.planner import plan
+from engine.prefix_keeper import PrefixKeeper
 from engine.prompt import build_prompt, shared_prefix, system_messages
 from engine.request import EmitEvent, Request, RequestState
 from engine.scheduler import Scheduler
@@ -33,8 +37,7 @@ class ModelSession:
         speculation: SpeculationRuntime,
         *,
         context_len: int,
-        budget_bytes: int,
-        max_running: int,
+        options: EngineOptions,
         clock: Clock,
         emit: EmitEvent,
     ) -> None:
@@ -42,14 +45,15 @@ class ModelSession:
         self.speculation = speculation
         self.context_len = context_len
         caps = model.executable.caps
-        self._share_unit = 1 if caps.is_chunk_independent else min(PREFILL_CHUNK, caps.max_rows)
+        chunk_len = min(PREFILL_CHUNK, caps.max_rows)
+        self._share_unit = 1 if caps.is_chunk_independent else chunk_len
         self.store = HolderStore(
-            model.executable, budget_bytes=budget_bytes, share_unit=self._share_unit
+            model.executable, budget_bytes=options.holder_budget_bytes, share_unit=self._share_unit
         )
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = options.holder_budget_bytes
         self._clock = clock
         self._emit = emit
-        self._scheduler = Scheduler(max_running=min(max_running, caps.max_rows))
+        self._scheduler = Scheduler(max_running=min(options.max_running, caps.max_rows))
         self._executor = Executor(
             model,
             self.store,
@@ -57,6 +61,13 @@ class ModelSession:
             context_len=context_len,
             clock=clock,
             callbacks=ExecutorCallbacks(fail=self._fail, notice=lambda t: emit(Notice(t))),
+        )
+        self._keeper = PrefixKeeper(
+            model.executable,
+            self.store,
+            _checkpoint_folder(model, options.checkpoint_dir),
+            chunk_len=chunk_len,
+            notice=lambda text: emit(Notice(text)),
         )
         self._prefixes: dict[tuple[Message, ...], tuple[int, ...]] = {}
         self._has_told_no_template = False
@@ -102,9 +113,9 @@ class ModelSession:
         self.store.discard(chat_id)
 
     def step(self) -> bool:
-        """Let every turn move on by one step; False when there is none."""
+        """Let every turn move on by one step, or do background work; False when there is none."""
         if self._scheduler.is_idle:
-            return False
+            return self._keeper.step()
         self._start_waiting()
         may_speculate = self.speculation.options.is_enabled
         self._executor.execute(plan(self._scheduler, may_speculate=may_speculate))
@@ -126,9 +137,9 @@ class ModelSession:
     def _start_waiting(self) -> None:
         while request := self._scheduler.next_to_start(self._has_room):
             self.store.make_room(self._bytes_needed(request))
+            request.checkpoint_len = self._checkpoint_len(request)
             holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
             request.begin(holder)
-            request.checkpoint_len = self._checkpoint_len(request)
 
     def _has_room(self, request: Request) -> bool:
         """Whether a turn fits beside the running ones, once everything idle is evicted."""
@@ -144,12 +155,19 @@ class ModelSession:
 
     def _checkpoint_len(self, request: Request) -> int:
         """How much of this prompt to keep for new chats: its system prompt, unless it is kept."""
-        prefix = self.system_prefix(system_messages(request.prompt.kept_messages))
-        is_new = len(prefix) >= MIN_SHARED_LEN and not self.store.has_checkpoint(prefix)
-        matches = request.prompt.token_ids[: len(prefix)] == prefix
-        return len(prefix) if is_new and matches else 0
+        prefix = self._system_prefix(system_messages(request.prompt.kept_messages))
+        if len(prefix) < MIN_SHARED_LEN or request.prompt.token_ids[: len(prefix)] != prefix:
+            return 0
+        own = self.store.get(request.turn.chat_id)
+        if own is not None and own.common_len(prefix) == len(prefix):
+            return 0
+        return 0 if self._keeper.has(prefix) else len(prefix)
 
-    def system_prefix(self, system: tuple[Message, ...]) -> tuple[int, ...]:
+    def warm(self, system_prompt: str) -> None:
+        """Forward a system prompt while nothing else is asked (S49)."""
+        self._keeper.want(self._system_prefix((Message("system", system_prompt),)))
+
+    def _system_prefix(self, system: tuple[Message, ...]) -> tuple[int, ...]:
         """Ids of a system prompt that can be shared between chats."""
         if not system:
             return ()
@@ -180,6 +198,13 @@ class ModelSession:
             self.store.release(request.turn.chat_id)
         else:
             self.store.discard(request.turn.chat_id)
+
+
+def _checkpoint_folder(model: LoadedModel, folder: Path | None) -> CheckpointFolder | None:
+    if folder is None:
+        return None
+    caps = model.executable.caps
+    return CheckpointFolder(folder, model.content_hash, f"{caps.name} {caps.device}")
 
 
 def describe_error(error: BaseException) -> ErrorInfo:

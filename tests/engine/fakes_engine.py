@@ -15,8 +15,9 @@ import numpy as np
 from backends.base import BackendCaps, BackendError, RowOutput, Segment
 from engine.commands import LoadModel, Message, SubmitTurn
 from engine.contracts import LoadedModel
-from engine.engine import EngineOptions, InferenceEngine
+from engine.engine import InferenceEngine
 from engine.events import EngineEvent, TextDelta, TurnFailed, TurnFinished
+from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRegistry

@@ -16,7 +16,7 @@ from engine.commands import (
     UpdateSpeculation,
 )
 from engine.contracts import LoadedModel
-from engine.engine import EngineOptions, InferenceEngine
+from engine.engine import InferenceEngine
 from engine.events import (
     EngineEvent,
     ModelFailed,
@@ -28,6 +28,7 @@ from engine.events import (
     TurnFailed,
     TurnStarted,
 )
+from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits

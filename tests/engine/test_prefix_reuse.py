@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.commands import ForgetChat
-from engine.engine import EngineOptions
 from engine.events import TurnStarted
+from engine.options import EngineOptions
 from tests.engine.fakes_engine import (
     EngineRig,
     FakeExecutable,

@@ -1,0 +1,108 @@
+"""Background work on shared prefixes, done while no turn runs: warm one, write new ones to disk.
+
+Never fails a turn or a load: what goes wrong is told once, and the prefix is forwarded when a chat
+needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from backends.base import BackendError, Executable
+from engine.cache.checkpoint import CheckpointFolder
+from engine.cache.holder import Holder
+from engine.cache.holder_store import MIN_SHARED_LEN, HolderStore
+from engine.errors import CheckpointUnsound
+
+log = logging.getLogger(__name__)
+
+
+class PrefixKeeper:
+    """Fills the store's checkpoints from disk and by forwarding, and disk from the store."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        store: HolderStore,
+        folder: CheckpointFolder | None,
+        *,
+        chunk_len: int,
+        notice: Callable[[str], None],
+    ) -> None:
+        """`chunk_len`: chunks end at multiples of it, as those of turns do."""
+        self._executable = executable
+        self._store = store
+        self._folder = folder
+        self._chunk_len = chunk_len
+        self._notice = notice
+        self._wanted: tuple[int, ...] = ()
+        self._growing: Holder | None = None
+        self._stored: set[tuple[int, ...]] = set()
+
+    def has(self, prefix: tuple[int, ...]) -> bool:
+        """Whether new chats start behind this prefix already; looks on disk too.
+
+        State: a prefix found on disk becomes a checkpoint.
+        """
+        if self._store.has_checkpoint(prefix):
+            return True
+        if self._folder is None or prefix in self._stored:
+            return False
+        try:
+            holder = self._folder.load(self._executable, prefix)
+        except CheckpointUnsound as error:
+            log.warning("checkpoint ignored", exc_info=error)
+            self._notice(str(error))
+            return False
+        if holder is None:
+            return False
+        self._stored.add(prefix)
+        self._store.add_checkpoint(holder)
+        return True
+
+    def want(self, prefix: tuple[int, ...]) -> None:
+        """Have this prefix ready before a chat needs it; too short ones are not worth it."""
+        if len(prefix) >= MIN_SHARED_LEN and not self.has(prefix):
+            self._wanted, self._growing = prefix, Holder(self._executable)
+
+    def step(self) -> bool:
+        """One chunk or one file; False when nothing is left to do."""
+        if self._growing is not None:
+            self._grow(self._growing)
+            return True
+        return self._store_one()
+
+    def _grow(self, holder: Holder) -> None:
+        if self._store.has_checkpoint(self._wanted):
+            self._growing = None
+            return
+        start = holder.length
+        end = min(start - start % self._chunk_len + self._chunk_len, len(self._wanted))
+        try:
+            holder.forward(self._wanted[start:end], want_logits="none")
+        except (BackendError, MemoryError) as error:
+            log.warning("a prefix could not be warmed", exc_info=error)
+            self._growing = None
+            return
+        if end == len(self._wanted):
+            self._store.add_checkpoint(holder)
+            self._growing = None
+
+    def _store_one(self) -> bool:
+        if self._folder is None:
+            return False
+        for holder in self._store.checkpoints:
+            if tuple(holder.token_ids) not in self._stored:
+                self._stored.add(tuple(holder.token_ids))
+                self._save(self._folder, holder)
+                return True
+        return False
+
+    def _save(self, folder: CheckpointFolder, holder: Holder) -> None:
+        try:
+            folder.save(holder)
+        except OSError as error:
+            log.warning("a prefix could not be stored", exc_info=error)
+            self._notice(f"system prompts are not kept between starts: {error}")
+            self._folder = None

@@ -1,0 +1,158 @@
+"""System prompts forwarded once: warmed, kept on disk, restored, and never trusted blindly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.base import BackendError
+from engine.cache.checkpoint import MAX_FILES, CheckpointFolder
+from engine.cache.holder import Holder
+from engine.errors import CheckpointUnsound
+from engine.events import Notice, TurnStarted
+from engine.options import EngineOptions
+from tests.engine.fakes_engine import (
+    EngineRig,
+    FakeExecutable,
+    LinearCache,
+    RecurrentCache,
+    RingCache,
+    fake_model,
+    of_type,
+)
+
+SYSTEM = "You are a careful assistant who answers in one line. " * 3
+CHAT = [("system", SYSTEM), ("user", "hello")]
+CACHES = [LinearCache, RingCache, RecurrentCache]
+
+
+def _rig(
+    folder: Path | None, cache: type[LinearCache] = LinearCache, **changes: object
+) -> EngineRig:
+    model = fake_model(FakeExecutable(make_cache=cache), **changes)
+    options = EngineOptions(checkpoint_dir=folder)
+    return EngineRig(model=model, system_prompt=SYSTEM, options=options)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*"))
+
+
+def test_s49_the_system_prompt_is_warmed_while_nothing_is_asked() -> None:
+    rig = _rig(None)
+    rig.run()
+    assert rig.executable.shapes == [(64,), (64,), (len(SYSTEM) + 4 - 128,)]
+    end = rig.ask(CHAT)
+    assert end.stats.reused_tokens == len(SYSTEM) + 4
+    assert end.token_ids == EngineRig().ask(CHAT).token_ids
+
+
+def test_a_turn_does_not_wait_for_the_warming() -> None:
+    rig = _rig(None)
+    rig.run(1)
+    end = rig.ask(CHAT)
+    assert end.token_ids == EngineRig().ask(CHAT).token_ids
+    rig.run()
+    assert len(rig.engine._session.store.checkpoints) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_s49_a_warmed_prompt_is_restored_from_disk(
+    tmp_path: Path, cache: type[LinearCache]
+) -> None:
+    first = _rig(tmp_path, cache)
+    first.run()
+    assert len(_files(tmp_path)) == 1
+    second = _rig(tmp_path, cache)
+    second.run()
+    assert second.executable.num_forwards == 0
+    end = second.ask(CHAT)
+    assert end.stats.reused_tokens == len(SYSTEM) + 4
+    assert end.token_ids == EngineRig(FakeExecutable(make_cache=cache)).ask(CHAT).token_ids
+
+
+def test_a_prompt_nobody_named_is_kept_after_its_first_turn(tmp_path: Path) -> None:
+    options = EngineOptions(checkpoint_dir=tmp_path)
+    EngineRig(options=options).ask(CHAT)
+    rig = EngineRig(options=options)
+    rig.ask(CHAT)
+    assert of_type(rig.events, TurnStarted)[0].reused_tokens == len(SYSTEM) + 4
+
+
+@pytest.mark.parametrize("changes", [{"content_hash": "other"}, {"name": "same"}])
+def test_a_file_of_another_model_is_never_used(tmp_path: Path, changes: dict[str, object]) -> None:
+    _rig(tmp_path).run()
+    rig = _rig(tmp_path, **changes)
+    rig.run()
+    assert (rig.executable.num_forwards > 0) == ("content_hash" in changes)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "bit", "text", "renamed"])
+def test_a_damaged_or_foreign_file_is_ignored_with_one_notice(tmp_path: Path, damage: str) -> None:
+    _rig(tmp_path).run()
+    (path,) = _files(tmp_path)
+    data = bytearray(path.read_bytes())
+    if damage == "renamed":
+        executable = FakeExecutable()
+        other = Holder(executable)
+        other.forward([1, 2, 3])
+        folder = CheckpointFolder(tmp_path, "other", "other")
+        folder.save(other)
+        folder.path_for([1, 2, 3]).replace(path)
+    else:
+        flipped = bytearray(data)
+        flipped[-400] ^= 1
+        damaged = {"empty": b"", "half": data[: len(data) // 2], "bit": flipped, "text": b"hi"}
+        path.write_bytes(damaged[damage])
+    rig = _rig(tmp_path)
+    rig.run()
+    assert len(of_type(rig.events, Notice)) == 1
+    end = rig.ask(CHAT)
+    assert end.token_ids == EngineRig().ask(CHAT).token_ids
+    repaired = _rig(tmp_path)
+    repaired.run()
+    assert repaired.executable.num_forwards == 0
+
+
+def test_an_export_the_cache_refuses_is_unsound(tmp_path: Path) -> None:
+    class Refusing(LinearCache):
+        def import_state(self, state: object, length: int) -> None:
+            raise BackendError("other layout")
+
+    executable = FakeExecutable()
+    holder = Holder(executable)
+    holder.forward([1, 2, 3])
+    folder = CheckpointFolder(tmp_path, "hash", "fake")
+    folder.save(holder)
+    with pytest.raises(CheckpointUnsound, match="other layout"):
+        folder.load(FakeExecutable(make_cache=Refusing), [1, 2, 3])
+    assert folder.load(executable, [1, 2, 3]) is None
+
+
+def test_a_folder_that_cannot_be_written_costs_one_notice(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    rig = _rig(blocked)
+    rig.run()
+    assert len(of_type(rig.events, Notice)) == 1
+    assert rig.ask(CHAT).stats.reused_tokens == len(SYSTEM) + 4
+
+
+def test_no_half_file_is_left_and_the_oldest_go(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "hash", "fake")
+    for n in range(MAX_FILES + 3):
+        holder = Holder(FakeExecutable())
+        holder.forward([n, n])
+        folder.save(holder)
+    files = _files(tmp_path)
+    assert len(files) == MAX_FILES
+    assert all(path.suffix == ".npz" for path in files)
+    assert folder.path_for([MAX_FILES + 2] * 2) in files
+
+
+def test_a_failing_warm_up_costs_nothing_but_itself() -> None:
+    model = fake_model(FakeExecutable(fail_at=2))
+    rig = EngineRig(model=model, system_prompt=SYSTEM)
+    rig.run()
+    assert rig.ask(CHAT).token_ids == EngineRig().ask(CHAT).token_ids
