@@ -21,6 +21,8 @@ class WindowPolicy:
     """Most drafts when the trunk prefers nothing: 16 rows fill one tile of the matrix kernels."""
     min_samples: int = 3
     """Steps of a row count before its cost is believed rather than interpolated."""
+    row_share: float = 0.25
+    """Cost of a further row in plain steps before any was measured: careful on most machines."""
     cost_weight: float = 0.15
     """Weight of the newest cost: about the last dozen steps, contexts grow slowly."""
     probability_weight: float = 0.06
@@ -58,6 +60,11 @@ class RowCosts:
         settled = [r for r, n in self._counts.items() if n >= self.policy.min_samples]
         return 1 in settled and len(settled) >= 2
 
+    @property
+    def has_plain(self) -> bool:
+        """Whether a plain step was measured."""
+        return 1 in self._ms
+
     def ms(self, num_rows: int) -> float:
         """Expected cost; unmeasured counts are read between their neighbours, a little hopefully.
 
@@ -72,12 +79,17 @@ class RowCosts:
             return self._ms[self._known[0]]
         low = self._known[at - 1]
         if at == len(self._known):
-            first = self._known[0]
-            slope = (self._ms[low] - self._ms[first]) / (low - first) if low > first else 0.0
-            return self._ms[low] + max(slope, 0.0) * (num_rows - low)
+            return self._ms[low] + self._slope(low) * (num_rows - low)
         high = self._known[at]
         share = (num_rows - low) / (high - low)
         return self._ms[low] + 0.5 * share * max(self._ms[high] - self._ms[low], 0.0)
+
+    def _slope(self, low: int) -> float:
+        """Milliseconds of a row beyond the longest measured forward."""
+        first = self._known[0]
+        if low == first:
+            return self._ms[low] * self.policy.row_share
+        return max((self._ms[low] - self._ms[first]) / (low - first), 0.0)
 
 
 class Acceptance:
@@ -174,7 +186,7 @@ class AdaptiveWindow:
 
     def promises_to_pay(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> bool:
         """Whether verifying these drafts is expected to beat plain decoding clearly."""
-        if not num_drafts or not self.costs.is_known:
+        if not num_drafts or not self.costs.has_plain:
             return False
         rates = self._rates(prefix_probs, num_drafts)
         return max(rates) >= rates[0] * self.policy.wake_gain

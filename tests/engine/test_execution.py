@@ -1,0 +1,522 @@
+"""The loop's contracts beside the stream: stops, limits, costs, faults, counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError
+from engine.sampling_params import SamplingParams
+from engine.speculative.drafters import drafter_factory
+from engine.speculative.execution import SpeculativeExecution, StepResult
+from engine.speculative.governor import CostGovernor, GovernorState
+from engine.speculative.ngram import NgramSpeculator
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.registry import SpeculatorRequest
+from engine.speculative.speculator import DraftContext, Speculator, SpeculatorTraits
+from engine.speculative.window import AdaptiveWindow, FixedWindow
+from tests.engine.fakes_speculative import (
+    TARGETS,
+    VOCAB,
+    FakeClock,
+    FakeTarget,
+    LinearTarget,
+    ScriptedSpeculator,
+    Turn,
+    cold_contents,
+    plain_stream,
+    prefill,
+)
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+class Bench:
+    """A prefilled target with an armed speculator and a turn, ready to step."""
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        *,
+        kind: str = "linear",
+        window: int = 8,
+        governor: CostGovernor | None = None,
+        turn: Turn | None = None,
+        **target_args: object,
+    ) -> None:
+        self.kind = kind
+        self.target: FakeTarget = TARGETS[kind](**target_args)
+        self.clock = self.target.clock = FakeClock()
+        self.execution = SpeculativeExecution(
+            self.target, speculator, FixedWindow(window), governor=governor, clock=self.clock
+        )
+        self.turn = turn or Turn(PROMPT)
+        self.last_id = self.turn.draw(prefill(self.target, PROMPT), len(PROMPT))
+        self.execution.seed_committed(PROMPT)
+
+    def step(self) -> StepResult:
+        assert self.last_id is not None
+        result = self.execution.step(self.last_id, self.turn.num_remaining, self.turn.draw)
+        self.last_id = result.token_ids[-1]
+        return result
+
+    def finish(self) -> list[int]:
+        while not self.turn.is_over:
+            self.step()
+        return self.turn.emitted
+
+    def assert_cold(self) -> None:
+        """The cache holds exactly the prompt and the emitted tokens but the last."""
+        cached = [*PROMPT, *self.turn.emitted[:-1]]
+        assert self.target.contents() == cold_contents(self.kind, cached)
+
+
+def forced(spec: str, plain: Sequence[int], target: FakeTarget | None = None) -> Speculator:
+    request = SpeculatorRequest(target or LinearTarget(), None, SpeculationOptions())
+    made = drafter_factory(spec, PROMPT, plain)(request)
+    assert not hasattr(made, "reason")
+    return made  # type: ignore[return-value]
+
+
+KINDS = list(TARGETS)
+
+
+# -- stops (S19, A1, A2, B1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("index", range(9))
+def test_s19_stop_inside_a_window_ends_the_turn_there(index: int, kind: str) -> None:
+    """A1: an end token accepted in the middle of a block was run past."""
+    plain = plain_stream(kind, PROMPT, 30)
+    stop_id = plain[index]
+    first = plain.index(stop_id)
+    bench = Bench(forced("oracle:8", plain), kind=kind, turn=Turn(PROMPT, stop_ids=[stop_id]))
+    assert bench.finish() == plain[: first + 1]
+    bench.assert_cold()
+
+
+def test_s19_drafts_behind_a_stop_never_count_as_accepted() -> None:
+    plain = plain_stream("linear", PROMPT, 30)
+    stop_at = next(i for i in range(3, 9) if plain.index(plain[i]) == i)
+    bench = Bench(forced("oracle:8", plain), turn=Turn(PROMPT, stop_ids=[plain[stop_at]]))
+    bench.finish()
+    stats = bench.execution.stats
+    assert len(bench.turn.emitted) == 1 + stats.draft_n_accepted + stats.verify_steps
+    assert sum(stats.accepted_per_position) == stats.draft_n_accepted
+
+
+def test_s19_nothing_is_drawn_behind_a_stop() -> None:
+    """The penalty state, the text and the random positions stay where plain decoding ends."""
+    plain = plain_stream("linear", PROMPT, 30)
+    turn = Turn(PROMPT, stop_ids=[plain[4]])
+    bench = Bench(forced("oracle:8", plain), turn=turn)
+    bench.finish()
+    assert turn.positions == list(range(len(PROMPT), len(PROMPT) + len(turn.emitted)))
+
+
+def test_s19_no_window_starts_at_a_stop() -> None:
+    """Stepping on after the end is a bug of the caller and is said so."""
+    plain = plain_stream("linear", PROMPT, 30)
+    bench = Bench(forced("oracle:8", plain), turn=Turn(PROMPT, stop_ids=[plain[0]]))
+    assert bench.turn.is_over
+    with pytest.raises(AssertionError, match="after the turn had ended"):
+        bench.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_b1_second_turn_after_a_stop_evaluates_only_new_tokens(kind: str) -> None:
+    """B1: rows behind the stop stayed in the cache, so the next prompt no longer matched."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("oracle:6", plain), kind=kind, turn=Turn(PROMPT, stop_ids=[plain[3]]))
+    emitted = bench.finish()
+    follow_up = [emitted[-1], 7, 8, 9]
+    row = prefill(bench.target, follow_up)
+    cold = TARGETS[kind]()
+    assert np.array_equal(row, prefill(cold, [*PROMPT, *emitted[:-1], *follow_up]))
+
+
+# -- limits (A3)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 8, 9])
+def test_a3_exactly_the_tokens_asked_for(max_tokens: int) -> None:
+    plain = plain_stream("linear", PROMPT, 30)
+    bench = Bench(forced("oracle:8", plain), turn=Turn(PROMPT, max_tokens=max_tokens))
+    assert bench.finish() == plain[:max_tokens]
+    bench.assert_cold()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a3_window_shrinks_to_what_the_context_holds(kind: str) -> None:
+    """Context 16, prompt 8: the last steps are plain ones and nothing indexes past the end."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(
+        forced("oracle:8", plain), kind=kind, turn=Turn(PROMPT, max_tokens=9), max_context_len=16
+    )
+    assert bench.finish() == plain[:9]
+    assert bench.target.cached_len == 16
+
+
+@pytest.mark.parametrize("window", [1, 3, 7, 8, 9, 16, 64])
+def test_verify_never_exceeds_window_plus_one_rows(window: int) -> None:
+    plain = plain_stream("linear", PROMPT, 200)
+    speculator = ScriptedSpeculator(lambda c: ([*PROMPT, *plain] * 3)[c.pos + 1 : c.pos + 99])
+    bench = Bench(speculator, window=window, turn=Turn(PROMPT, max_tokens=200))
+    num_prefills = len(bench.target.calls)
+    bench.finish()
+    rows = [len(call.token_ids) for call in bench.target.calls[num_prefills:]]
+    assert max(rows) == window + 1
+
+
+@pytest.mark.parametrize("bad", [[-1], [VOCAB], [-1, 3], [VOCAB + 5, 2]])
+def test_ids_outside_the_vocabulary_never_reach_the_target(bad: list[int]) -> None:
+    bench = Bench(ScriptedSpeculator(lambda _: bad))
+    result = bench.step()
+    assert (result.kind, result.num_drafts) == ("plain", 0)
+
+
+def test_drafts_behind_a_bad_id_are_dropped_with_it() -> None:
+    plain = plain_stream("linear", PROMPT, 10)
+    bench = Bench(ScriptedSpeculator(lambda _: [plain[1], VOCAB, plain[3]]))
+    result = bench.step()
+    assert (result.num_drafts, result.num_accepted) == (1, 1)
+
+
+# -- rollback (S16, S18, B8)
+
+
+def test_s16_persisting_trunk_only_rewinds() -> None:
+    plain = plain_stream("linear", PROMPT, 30)
+    bench = Bench(forced("script:2,0,5", plain))
+    num_prefills = len(bench.target.calls)
+    num_steps = 0
+    while not bench.turn.is_over:
+        bench.step()
+        num_steps += 1
+    assert len(bench.target.calls) - num_prefills == num_steps
+
+
+def test_s16_other_trunk_restores_and_forwards_the_kept_prefix_again() -> None:
+    plain = plain_stream("recurrent", PROMPT, 30)
+    bench = Bench(forced("script:2", plain), kind="recurrent")
+    num_before = len(bench.target.calls)
+    bench.step()
+    verify, replay = bench.target.calls[num_before:]
+    assert replay.token_ids == verify.token_ids[:3]
+    assert not replay.want_logits
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "ring-reforward"])
+def test_full_acceptance_restores_nothing(kind: str) -> None:
+    """A fully accepted window got its evicted rows back over its own, 30 logits off later."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("oracle:4", plain), kind=kind, window=4)
+    num_before = len(bench.target.calls)
+    assert bench.step().num_accepted == 4
+    assert len(bench.target.calls) == num_before + 1
+    bench.assert_cold()
+
+
+def test_s18_verify_is_resolved_before_any_rollback_and_on_full_acceptance_too() -> None:
+    plain = plain_stream("ring", PROMPT, 30)
+    bench = Bench(forced("script:4,1", plain), kind="ring", window=4)
+    bench.step()
+    bench.step()
+    assert bench.target.resolved == [(5, 4), (3, 1)]
+
+
+def test_b8_replay_never_decides_again() -> None:
+    """A replay whose rows came out otherwise was verified again, and rejected, for ever."""
+
+    class Fickle(TARGETS["recurrent"]):  # type: ignore[misc,name-defined]
+        def _row_logits(self) -> np.ndarray:
+            row = super()._row_logits()
+            is_replay = not self.calls[-1].want_logits
+            return np.roll(row, 1) if is_replay else row
+
+    plain = plain_stream("recurrent", PROMPT, 40)
+    bench = Bench(forced("script:2,0", plain), kind="recurrent")
+    fickle = Fickle()
+    bench.execution.target = bench.target = fickle
+    bench.turn = Turn(PROMPT, max_tokens=40)
+    bench.last_id = bench.turn.draw(prefill(fickle, PROMPT), len(PROMPT))
+    num_rounds = 0
+    while not bench.turn.is_over:
+        assert bench.step().token_ids
+        num_rounds += 1
+    assert num_rounds <= 40
+    assert bench.turn.emitted == plain
+
+
+# -- the plain branch (S22, S24, S39)
+
+
+def test_s22_plain_step_hands_the_sampler_the_targets_own_row() -> None:
+    """No vocabulary-sized copy per token."""
+    bench = Bench(ScriptedSpeculator(lambda _: []))
+    rows = []
+    draw = bench.turn.draw
+
+    def spy(row: np.ndarray, position: int) -> int | None:
+        rows.append(row)
+        return draw(row, position)
+
+    assert bench.last_id is not None
+    bench.execution.step(bench.last_id, 10, spy)
+    assert np.shares_memory(rows[0], bench.target._logits)
+
+
+def test_s24_steps_without_drafts_are_the_models_own_decode() -> None:
+    """One row, no hidden rows, no snapshot, for the rest of the run of such steps."""
+    bench = Bench(ScriptedSpeculator(lambda _: []), kind="recurrent")
+    bench.target.snapshot_state = lambda: pytest.fail("no snapshot")  # type: ignore[method-assign]
+    num_before = len(bench.target.calls)
+    for _ in range(6):
+        bench.step()
+    for call in bench.target.calls[num_before:]:
+        assert (len(call.token_ids), call.want_hidden) == (1, False)
+
+
+def parked_governor() -> CostGovernor:
+    governor = CostGovernor()
+    governor.state = GovernorState.PARKED
+    governor._steps_left = 10**6
+    return governor
+
+
+@pytest.mark.parametrize("can_resume", [True, False])
+def test_s39_parked_step_captures_rows_only_for_a_head_that_cannot_resume(can_resume: bool) -> None:
+    traits = SpeculatorTraits(
+        "head", 8, 0.0, needs_hidden=True, can_arm_after_prefix_reuse=can_resume
+    )
+    speculator = ScriptedSpeculator(lambda _: [1], traits=traits)
+    bench = Bench(speculator, governor=parked_governor())
+    assert bench.step().kind == "parked"
+    assert bench.target.calls[-1].want_hidden is not can_resume
+    assert not speculator.contexts
+
+
+def test_parked_steps_tell_a_learned_drafter_its_tokens() -> None:
+    """C4: parking saved the drafter's work and its state fell behind for good."""
+    traits = SpeculatorTraits("head", 8, 0.0, needs_hidden=True, can_arm_after_prefix_reuse=True)
+    speculator = ScriptedSpeculator(lambda _: [1], traits=traits)
+    bench = Bench(speculator, governor=parked_governor())
+    for _ in range(5):
+        bench.step()
+    told = [token_id for ids, _, _ in speculator.commits for token_id in ids]
+    assert told == [*PROMPT, *bench.turn.emitted[:-1]]
+
+
+def test_s41_without_a_governor_every_step_drafts() -> None:
+    bench = Bench(ScriptedSpeculator(lambda _: [0]), turn=Turn(PROMPT, max_tokens=100))
+    bench.finish()
+    assert bench.execution.stats.plain_steps <= 1  # the last token leaves no room for a draft
+    assert bench.execution.governor_line == ""
+    assert bench.execution.governor_state == "off"
+
+
+def test_s33_losing_drafter_is_parked_and_says_so() -> None:
+    bench = Bench(
+        ScriptedSpeculator(lambda _: [0, 0, 0]),
+        governor=CostGovernor(),
+        turn=Turn(PROMPT, max_tokens=300),
+    )
+    bench.finish()
+    stats = bench.execution.stats
+    assert stats.parked_steps > 200
+    assert stats.plain_steps >= stats.parked_steps
+    assert f"parked={stats.parked_steps}" in bench.execution.governor_line
+    assert bench.execution.governor_state in ("parked", "probing")
+
+
+# -- faults (B9, decision: speculation never fails a turn)
+
+
+class Breaking(ScriptedSpeculator):
+    """Raises in one method from the n-th call on."""
+
+    def __init__(self, method: str, number: int, plain: Sequence[int], error: Exception) -> None:
+        super().__init__(lambda c: ([*PROMPT, *plain])[c.pos + 1 : c.pos + 4])
+        self._method, self._left, self._error = method, number, error
+
+    def _maybe(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left < 0:
+                raise self._error
+
+    def propose(self, context: DraftContext):  # type: ignore[no-untyped-def]
+        self._maybe("propose")
+        return super().propose(context)
+
+    def commit(self, token_ids, hidden, start_pos):  # type: ignore[no-untyped-def]
+        self._maybe("commit")
+        super().commit(token_ids, hidden, start_pos)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BackendError("no memory left"), ValueError("shape"), RuntimeError("cuda"), KeyError(3)],
+)
+@pytest.mark.parametrize("method", ["propose", "commit"])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafter_that_errs_is_dropped_with_one_notice(
+    kind: str, number: int, method: str, error: Exception
+) -> None:
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(
+        Breaking(method, number, plain, error), kind=kind, turn=Turn(PROMPT, max_tokens=30)
+    )
+    notices = []
+    while not bench.turn.is_over:
+        notices.append(bench.step().notice)
+    assert bench.turn.emitted == plain
+    bench.assert_cold()
+    assert bench.execution.dropped is not None
+    assert [n for n in notices if n] == [bench.execution.dropped]
+
+
+@pytest.mark.parametrize("offset", range(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_b9_failed_forward_leaves_tokens_and_cache_in_step(kind: str, offset: int) -> None:
+    """FAULT(n) in verify, replay and plain steps: carried on plainly, or raised with nothing lost."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("script:2,0,3,1", plain), kind=kind, turn=Turn(PROMPT, max_tokens=30))
+    bench.target.fail_at = {bench.target.num_forwards + offset}
+    while not bench.turn.is_over:
+        before = bench.target.contents(), list(bench.turn.emitted)
+        try:
+            bench.step()
+        except BackendError:
+            assert (bench.target.contents(), bench.turn.emitted) == before
+    assert bench.turn.emitted == plain
+    bench.assert_cold()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_that_fails_becomes_a_plain_step(kind: str) -> None:
+    plain = plain_stream(kind, PROMPT, 10)
+    bench = Bench(forced("oracle:4", plain), kind=kind)
+    bench.target.fail_at = {bench.target.num_forwards}
+    result = bench.step()
+    assert (result.kind, list(result.token_ids)) == ("plain", plain[1:2])
+    assert result.notice is not None
+    assert "injected fault" in result.notice
+    assert bench.step().kind == "plain"
+
+
+# -- sampling (A4, A5, A7, A10)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(1.0, top_k=0, top_p=1.0, seed=s) for s in (0, 1)]
+)
+def test_a5_drafting_the_argmax_does_not_flatten_the_distribution(params: SamplingParams) -> None:
+    """An equality test on argmaxes made answers near-greedy; here the draw itself is compared."""
+    target = LinearTarget()
+
+    def argmax_of(context: DraftContext) -> list[int]:
+        del context
+        return [int(np.argmax(target._logits[0]))] * 4
+
+    bench = Bench(ScriptedSpeculator(argmax_of), turn=Turn(PROMPT, params, max_tokens=300))
+    target = bench.target  # type: ignore[assignment]
+    assert bench.finish() == plain_stream("linear", PROMPT, 300, params)
+
+
+@pytest.mark.parametrize("spec", ["oracle:4", "script:3,0,2,4", "garbage:3"])
+def test_a7_penalties_count_every_accepted_token_and_no_rejected_one(spec: str) -> None:
+    params = SamplingParams(
+        temperature=0.0, repeat_penalty=1.3, frequency_penalty=0.5, penalty_window=0
+    )
+    plain = plain_stream("linear", PROMPT, 60, params)
+    bench = Bench(forced(spec, plain), turn=Turn(PROMPT, params, max_tokens=60))
+    while not bench.turn.is_over:
+        bench.step()
+        assert bench.turn.sampler.penalty_counts == Counter([*PROMPT, *bench.turn.emitted])
+    assert bench.turn.emitted == plain
+
+
+def test_a10_same_seed_twice_gives_the_same_text_whatever_ran_between() -> None:
+    params = SamplingParams(temperature=1.0, seed=1)
+    streams = []
+    for window in (8, 2):
+        bench = Bench(NgramSpeculator(), window=window, turn=Turn(PROMPT, params, max_tokens=80))
+        streams.append(bench.finish())
+        Bench(NgramSpeculator(), turn=Turn(PROMPT, SamplingParams(1.0, seed=9))).finish()
+    assert streams[0] == streams[1]
+
+
+# -- counters (S64)
+
+
+def test_s64_phases_are_timed_and_counters_add_up() -> None:
+    plain = plain_stream("recurrent", PROMPT, 60)
+    bench = Bench(forced("script:2,0,3", plain), kind="recurrent", turn=Turn(PROMPT, max_tokens=60))
+    bench.finish()
+    stats = bench.execution.stats
+    assert {"draft", "snapshot", "verify", "sample", "rollback", "catch_up"} <= set(stats.phase_ms)
+    assert stats.phase_ms["verify"] > 0
+    assert stats.phase_ms["rollback"] > 0  # the fake's replays cost time
+    assert len(bench.turn.emitted) == 1 + stats.draft_n_accepted + stats.verify_steps + (
+        stats.plain_steps
+    )
+    assert 0 <= stats.draft_n_accepted <= stats.draft_n
+    assert stats.accepted_per_position == sorted(stats.accepted_per_position, reverse=True)
+
+
+def test_new_turn_starts_with_fresh_counters() -> None:
+    plain = plain_stream("linear", PROMPT, 10)
+    bench = Bench(forced("oracle:4", plain))
+    bench.step()
+    bench.execution.begin_turn()
+    assert bench.execution.stats.verify_steps == 0
+    assert bench.execution.stats.algorithm == "oracle:4"
+
+
+# -- a drafter that costs nothing looks on while it is parked
+
+
+def test_free_drafter_ends_its_park_when_the_text_begins_to_repeat() -> None:
+    """Prose parks the look-up; a quote behind it would otherwise run 32 steps plain."""
+    quoted = list(range(8, 40))
+    novel = [int(i) for i in np.random.default_rng(4).integers(0, VOCAB, 60)]
+    text = [*novel, *quoted]
+    target = Reciting([*quoted, *text])
+    clock = target.clock = FakeClock()
+    window = AdaptiveWindow()
+    governor = CostGovernor()
+    execution = SpeculativeExecution(
+        target, NgramSpeculator(), window, governor=governor, costs=window, clock=clock
+    )
+    turn = Turn(quoted, max_tokens=len(text))
+    token_id = turn.draw(prefill(target, quoted), len(quoted))
+    execution.seed_committed(quoted)
+    kinds = []
+    while not turn.is_over:
+        assert token_id is not None
+        result = execution.step(token_id, turn.num_remaining, turn.draw)
+        kinds.append(result.kind)
+        token_id = result.token_ids[-1]
+    assert turn.emitted == text
+    assert "parked" in kinds
+    assert kinds[-1] == "verify"
+
+
+class Reciting(LinearTarget):
+    """Recites a text whatever it is fed: what follows position p is text[p + 1]."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__()
+        self._text = text
+
+    def _row_logits(self) -> np.ndarray:
+        row = np.zeros(VOCAB, dtype=np.float32)
+        if self.length < len(self._text):
+            row[self._text[self.length]] = 9.0
+        return row
