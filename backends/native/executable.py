@@ -1,0 +1,252 @@
+"""A program with its weights packed: one call into the library per forward, rows of any chats.
+
+Checks everything the kernels will trust (token ids, cache kinds, row counts) before the call, and
+moves cache lengths only after it: a forward happens whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.base import (
+    BackendCaps,
+    BackendError,
+    LoadProgress,
+    OutOfDeviceMemory,
+    RowOutput,
+    Segment,
+    WantLogits,
+    check_token_ids,
+)
+from backends.native.kv_cache import CacheLayout, NativeCache, plan_rings
+from backends.native.library import (
+    ForwardArgs,
+    Kernels,
+    SegmentSpec,
+    ThreadPool,
+    load_library,
+)
+from backends.native.translate import Translator
+from backends.native.weights import WeightPacker
+from backends.program import Attention, MoeFfn, Op, Program, Weight
+
+if TYPE_CHECKING:
+    from backends.base import Executable
+
+MAX_ROWS = 512
+"""Most rows of a forward: enough to keep prefill compute-bound, and bounds the buffers."""
+MAX_VERIFY_ROWS = 65
+"""Rings keep what a verify of this many rows may take back (64 drafts and the last token)."""
+SHARED_RING_ROWS = 128
+"""Most rows of a forward where layers read another layer's ring: they look at all fresh rows at
+once, so the ring must hold window and rows."""
+BIG_LOGITS = 64 << 20
+"""Bytes of logits above which the buffer is given back when fewer rows are wanted again."""
+
+
+class NativeExecutable:
+    """Weights, buffers and thread pool of one model."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Kernels,
+        pool: ThreadPool,
+        available_bytes: Callable[[], int],
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Pack the weights. Raises: UnsupportedWeight, OutOfDeviceMemory."""
+        self._library = load_library()
+        self._program = program
+        self._kernels = kernels
+        self._pool = pool
+        self._available_bytes = available_bytes
+        weights = unique_weights(program)
+        total_bytes = sum(weight.data.nbytes for weight in weights)
+        free = available_bytes()
+        if total_bytes > free:
+            raise OutOfDeviceMemory(
+                f"the weights need {total_bytes} bytes, {free} are free",
+                hint="close other programs or choose a smaller model",
+            )
+        self._packer = WeightPacker(pool, progress, total_bytes)
+        self._layout = _cache_layout(program, weights)
+        self._max_rows = _most_rows(program)
+        translator = Translator(program, self._packer, self._layout.rings)
+        spec = translator.spec(is_f32_cache=self._layout.dtype == np.float32)
+        self._kept = translator.kept
+        self._handle = self._library.ft_program_new(ctypes.byref(spec), kernels.handle)
+        if not self._handle:
+            raise OutOfDeviceMemory("no memory for the program", hint="close other programs")
+        self._logits = np.empty((0, program.vocab_size), np.float32)
+        self._argmax = np.empty(self._max_rows, np.int32)
+        self._hidden = np.empty((0, program.hidden_size), np.float32)
+
+    @property
+    def caps(self) -> BackendCaps:
+        """Every sum has one fixed order, so rows and chunk boundaries change no bit."""
+        device = f"CPU, {self._kernels.name}, {self._pool.threads} threads"
+        return BackendCaps("native", device, True, True, self._max_rows)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights."""
+        return self._packer.num_bytes
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Memory one token takes in the slots that keep every position."""
+        slots = range(len(self._layout.slots))
+        return sum(self._layout.position_bytes(i) for i in slots if not self._layout.rings[i])
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person may want to know about the load, one sentence each."""
+        return self._packer.notices
+
+    def new_cache(self) -> NativeCache:
+        """An empty cache."""
+        return NativeCache(self._layout, self._available_bytes)
+
+    # Forward --------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
+    ) -> RowOutput:
+        """Append each segment's tokens to its cache and compute the wanted rows in one call.
+
+        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32.
+        State:  each cache grows by its segment's tokens; nothing changes when it raises.
+        Raises: OutOfDeviceMemory, BackendError.
+        """
+        token_ids = self._checked_ids(segments)
+        wanted = _wanted_rows(segments, want_logits)
+        caches = self._checked_caches(segments)
+        for segment, cache in zip(segments, caches, strict=True):
+            cache.ensure_capacity(cache.length + len(segment.token_ids))
+        self._reserve(len(wanted), len(token_ids) if want_hidden else 0)
+        specs = (SegmentSpec * len(caches))()
+        for spec, segment, cache in zip(specs, segments, caches, strict=True):
+            spec.slots, spec.start, spec.rows = cache.memory, cache.length, len(segment.token_ids)
+        args = ForwardArgs(
+            token_ids.ctypes.data,
+            specs,
+            wanted.ctypes.data,
+            self._logits.ctypes.data,
+            self._argmax.ctypes.data,
+            self._hidden.ctypes.data if want_hidden else None,
+            len(caches),
+            len(wanted),
+        )
+        if self._library.ft_forward(self._handle, self._pool.handle, ctypes.byref(args)):
+            raise OutOfDeviceMemory(
+                f"no memory for the buffers of {len(token_ids)} rows", hint="close other programs"
+            )
+        for segment, cache in zip(segments, caches, strict=True):
+            cache.advance(len(segment.token_ids))
+        return RowOutput(
+            self._logits[: len(wanted)] if len(wanted) else None,
+            self._hidden[: len(token_ids)] if want_hidden else None,
+            self._argmax[: len(wanted)] if len(wanted) else None,
+        )
+
+    def _checked_ids(self, segments: Sequence[Segment]) -> np.ndarray:
+        flat = [token_id for segment in segments for token_id in segment.token_ids]
+        if not flat or not all(len(segment.token_ids) for segment in segments):
+            raise BackendError("a forward needs at least one token of every chat")
+        if len(flat) > self._max_rows:
+            raise BackendError(f"{len(flat)} rows in one forward, at most {self._max_rows} fit")
+        check_token_ids(segments, self._program.vocab_size)
+        return np.array(flat, np.int32)
+
+    def _checked_caches(self, segments: Sequence[Segment]) -> list[NativeCache]:
+        if not self._handle:
+            raise BackendError("the model was closed")
+        caches: list[NativeCache] = []
+        for segment in segments:
+            cache = segment.cache
+            if not isinstance(cache, NativeCache) or cache.layout is not self._layout:
+                raise BackendError("a cache of another model was passed to a forward")
+            if any(cache is other for other in caches):
+                raise BackendError("the same cache was passed twice to one forward")
+            caches.append(cache)
+        return caches
+
+    def _reserve(self, logit_rows: int, hidden_rows: int) -> None:
+        vocab_size, held = self._program.vocab_size, len(self._logits)
+        is_wasteful = self._logits.nbytes > BIG_LOGITS and logit_rows * 4 < held
+        if logit_rows > held or is_wasteful:
+            self._logits = np.empty((0, vocab_size), np.float32)
+            self._logits = np.empty((logit_rows, vocab_size), np.float32)
+        if hidden_rows > len(self._hidden):
+            self._hidden = np.empty((hidden_rows, self._program.hidden_size), np.float32)
+
+    def close(self) -> None:
+        """Release weights and buffers. State: forwards raise from now on."""
+        if self._handle:
+            self._library.ft_program_free(self._handle)
+        self._handle = None
+        self._packer = WeightPacker(self._pool)
+        self._kept = []
+
+
+def unique_weights(program: Program) -> list[Weight]:
+    """Every weight of a program once."""
+    found: dict[int, Weight] = {}
+
+    def add(value: object) -> None:
+        if isinstance(value, Weight):
+            found[value.data.ctypes.data] = value
+        elif isinstance(value, tuple):
+            for item in value:
+                add(item)
+
+    for op in program.ops:
+        parts: list[Op] = [op, op.dense] if isinstance(op, MoeFfn) and op.dense else [op]
+        for part in parts:
+            for field in fields(part):
+                add(getattr(part, field.name))
+    return list(found.values())
+
+
+def _cache_layout(program: Program, weights: Sequence[Weight]) -> CacheLayout:
+    # F32 files are test fixtures and references: their cache must not round.
+    is_f32 = all(weight.type == "F32" for weight in weights)
+    shared = _shared_slots(program)
+    ahead = [
+        SHARED_RING_ROWS if i in shared else MAX_VERIFY_ROWS for i in range(len(program.slots))
+    ]
+    dtype = np.dtype(np.float32) if is_f32 else np.dtype(np.float16)
+    return CacheLayout(program.slots, plan_rings(program.slots, ahead), dtype)
+
+
+def _shared_slots(program: Program) -> set[int]:
+    """Slots that a layer reads without writing them."""
+    return {op.slot for op in program.ops if isinstance(op, Attention) and not op.writes_kv}
+
+
+def _most_rows(program: Program) -> int:
+    shared = [program.slots[i] for i in _shared_slots(program)]
+    return SHARED_RING_ROWS if any(slot.window is not None for slot in shared) else MAX_ROWS
+
+
+def _wanted_rows(segments: Sequence[Segment], want_logits: WantLogits) -> np.ndarray:
+    ends = np.cumsum([len(segment.token_ids) for segment in segments])
+    if want_logits == "none":
+        return np.empty(0, np.int32)
+    if want_logits == "last":
+        return (ends - 1).astype(np.int32)
+    return np.arange(ends[-1], dtype=np.int32)
+
+
+if TYPE_CHECKING:
+    _: type[Executable] = NativeExecutable
