@@ -20,8 +20,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 
-_MAX_STEPS = 200_000
-_MAX_SECONDS = 5.0
+_MAX_STEPS = 100_000
+_MAX_SECONDS = 3.0
 _MAX_CHARS = 64 << 20
 _MAX_RESULT_LEN = 16 << 20
 _MAX_BITS = 4096
