@@ -3,6 +3,10 @@
 
 #define BATCH_TILES 8 /* row tiles that share one unpacked panel */
 
+/* Into the second-level cache: first-level fill buffers are what one core runs out of. One row of Q4_1 on a
+ * Sapphire Rapids core: 7.3 GB/s without, 10.3 with first-level, 12.0 with second-level hints (3 KB: 11.1). */
+#define PREFETCH_BYTES 6144
+
 size_t ft_matmul_scratch_bytes(void) { return sizeof(ft_scratch); }
 
 void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
@@ -15,7 +19,7 @@ void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group
     }
 }
 
-static void fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
     int scales = l->scales_per_block;
     for (int b = 0; b < a->blocks; b++) {
         for (int i = 0; i < rows; i++) {
@@ -35,44 +39,76 @@ static void fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_
     }
 }
 
-/* acc of a tile to and from y: a float survives the trip unchanged, so panels continue each other. */
-static void load_acc(float *acc, const float *y, int64_t ldy, int rows, int lanes) {
+void ft_load_acc(float *acc, const float *y, int64_t ldy, int rows, int lanes) {
     for (int i = 0; i < rows; i++) {
         memcpy(acc + i * FT_GROUP, y + i * ldy, (size_t)lanes * sizeof(float));
     }
 }
 
-static void store_acc(const float *acc, float *y, int64_t ldy, int rows, int lanes) {
+void ft_store_acc(const float *acc, float *y, int64_t ldy, int rows, int lanes) {
     for (int i = 0; i < rows; i++) {
-        memcpy(y + i * ldy, acc + i * FT_GROUP, (size_t)lanes * sizeof(float));
+        if (lanes == FT_GROUP) {
+            memcpy(y + i * ldy, acc + i * FT_GROUP, FT_GROUP * sizeof(float));
+        } else {
+            memcpy(y + i * ldy, acc + i * FT_GROUP, (size_t)lanes * sizeof(float));
+        }
     }
 }
 
-static int lanes_of(const ft_matrix *w, int g) { return ft_min_int(FT_GROUP, w->rows - g * FT_GROUP); }
+/* Point a tile at rows [r, r + rows); the rows it lacks repeat the last one. */
+static void aim_tile(ft_tile *t, const ft_acts *a, int r, int rows, int first) {
+    t->rows = rows;
+    for (int i = 0; i < FT_TILE; i++) {
+        int row = r + ft_min_int(i, rows - 1);
+        t->q[i] = a->q + ((int64_t)row * a->blocks + first) * FT_BLOCK;
+    }
+}
 
-/* One group against a batch of rows whose side terms are ready. */
-static void run_group(const ft_ops *ops, const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1,
-                      float *y, int64_t ldy, int g, ft_scratch *s) {
-    const uint8_t *group = w->data + g * w->group_bytes;
-    int step = r1 - r0 <= FT_TILE ? FT_CHUNK_BLOCKS : FT_PANEL_BLOCKS;
+/* Up to 8 rows: chunk by chunk, so that unpacking, products and the next chunks' loads overlap. */
+static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0,
+                         int r1, float *y, int64_t ldy, int g0, int g1, ft_scratch *s) {
+    int chunk_bytes = (int)ft_chunk_bytes(l, FT_CHUNK_BLOCKS), side_words = (1 + l->scales_per_block) * FT_TILE;
+    ft_tile t = {.panel = &s->panel, .acc = s->acc};
+    t.ahead_step = chunk_bytes / FT_CHUNK_BLOCKS;
+    t.ahead_lines = (t.ahead_step + 63) / 64;
+    for (int g = g0; g < g1; g++) {
+        const uint8_t *chunk = w->data + g * w->group_bytes;
+        aim_tile(&t, a, r0, r1 - r0, 0);
+        memset(s->acc, 0, (size_t)(r1 - r0) * FT_GROUP * sizeof(float));
+        t.side = s->side;
+        for (int first = 0; first < a->blocks; first += FT_CHUNK_BLOCKS) {
+            t.blocks = ft_min_int(FT_CHUNK_BLOCKS, a->blocks - first);
+            t.ahead = chunk + PREFETCH_BYTES;
+            ops->unpack(l, chunk, t.blocks, &s->panel, 0);
+            ops->tile(l, &t);
+            for (int i = 0; i < FT_TILE; i++) {
+                t.q[i] += FT_CHUNK_BLOCKS * FT_BLOCK;
+            }
+            t.side += FT_CHUNK_BLOCKS * side_words;
+            chunk += chunk_bytes;
+        }
+        ft_store_acc(s->acc, y + r0 * ldy + g * FT_GROUP, ldy, r1 - r0, ft_lanes_of(w, g));
+    }
+}
+
+/* Many rows whose side terms are ready: each panel is unpacked once and meets all of them. */
+static void run_many_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0,
+                          int r1, float *y, int64_t ldy, int g, ft_scratch *s) {
     int side_words = (1 + l->scales_per_block) * FT_TILE;
-    for (int first = 0; first < a->blocks; first += step) {
-        ft_tile t = {.panel = &s->panel, .acc = s->acc, .blocks = ft_min_int(step, a->blocks - first)};
-        ft_unpack_panel(ops, l, group, first, t.blocks, &s->panel);
+    ft_tile t = {.panel = &s->panel, .acc = s->acc};
+    for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
+        t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
+        ft_unpack_panel(ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel);
         for (int r = r0; r < r1; r += FT_TILE) {
             float *out = y + r * ldy + g * FT_GROUP;
-            t.rows = ft_min_int(FT_TILE, r1 - r);
+            aim_tile(&t, a, r, ft_min_int(FT_TILE, r1 - r), first);
             t.side = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
-            for (int i = 0; i < FT_TILE; i++) {
-                int row = r + ft_min_int(i, t.rows - 1);
-                t.q[i] = a->q + ((int64_t)row * a->blocks + first) * FT_BLOCK;
-            }
             memset(s->acc, 0, sizeof s->acc);
             if (first > 0) {
-                load_acc(s->acc, out, ldy, t.rows, lanes_of(w, g));
+                ft_load_acc(s->acc, out, ldy, t.rows, ft_lanes_of(w, g));
             }
             ops->tile(l, &t);
-            store_acc(s->acc, out, ldy, t.rows, lanes_of(w, g));
+            ft_store_acc(s->acc, out, ldy, t.rows, ft_lanes_of(w, g));
         }
     }
 }
@@ -87,7 +123,7 @@ static void run_float(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, i
                 x[i] = a->x + (r + ft_min_int(i, rows - 1)) * a->ldx;
             }
             ops->float_tile(w, w->data + g * w->group_bytes, x, rows, s->acc);
-            store_acc(s->acc, y + r * ldy + g * FT_GROUP, ldy, rows, lanes_of(w, g));
+            ft_store_acc(s->acc, y + r * ldy + g * FT_GROUP, ldy, rows, ft_lanes_of(w, g));
         }
     }
 }
@@ -105,10 +141,14 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
     for (int r = r0; r < r1; r += tiles * FT_TILE) {
         int end = ft_min_int(r1, r + tiles * FT_TILE);
         for (int t = r; t < end; t += FT_TILE) {
-            fill_side(l, a, t, ft_min_int(FT_TILE, end - t), s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+        }
+        if (end - r <= FT_TILE) {
+            run_few_rows(ops, l, w, a, r, end, y, ldy, g0, g1, s);
+            continue;
         }
         for (int g = g0; g < g1; g++) {
-            run_group(ops, l, w, a, r, end, y, ldy, g, s);
+            run_many_rows(ops, l, w, a, r, end, y, ldy, g, s);
         }
     }
 }

@@ -38,12 +38,15 @@ typedef struct ft_tile {
     int blocks;
     int rows;
     float *acc; /* [FT_TILE][16], 64-byte aligned, added to */
+    /* Weights to prefetch while computing: per block ahead_lines cache lines, then ahead_step bytes on. */
+    const uint8_t *ahead;
+    int ahead_lines, ahead_step;
 } ft_tile;
 
 typedef struct ft_scratch {
     ft_panel panel;
-    float acc[FT_TILE * FT_GROUP];
-    int32_t products[2 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
+    float acc[2 * FT_TILE * FT_GROUP];
+    int32_t products[4 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
     ft_side side[FT_SIDE_WORDS];
 } ft_scratch;
 
@@ -60,6 +63,14 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
 /* Unpack blocks [first, first + blocks) of a group; `first` is a multiple of 8. */
 void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
                      ft_panel *panel);
+
+/* Side terms of rows [r, r + rows), rows <= FT_TILE. */
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side);
+/* acc of a tile to and from y: a float survives the trip unchanged, so panels continue each other. */
+void ft_load_acc(float *acc, const float *y, int64_t ldy, int rows, int lanes);
+void ft_store_acc(const float *acc, float *y, int64_t ldy, int rows, int lanes);
+
+static inline int ft_lanes_of(const ft_matrix *w, int g) { return ft_min_int(FT_GROUP, w->rows - g * FT_GROUP); }
 
 extern const ft_kernels ft_portable_kernels;
 

@@ -219,8 +219,13 @@ FT_INLINE void tile_rows(const ft_tile *t, int rows, int scales, int has_min) {
         acc[i] = _mm512_load_ps(t->acc + 16 * i);
         q[i] = t->q[i];
     }
+    const char *ahead = (const char *)t->ahead;
     for (int b = 0; b < t->blocks; b++) {
         __m512i codes[8];
+        for (int i = 0; i < t->ahead_lines; i++) {
+            _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
+        }
+        ahead += t->ahead_step;
         FT_UNROLL
         for (int v = 0; v < 8; v++) {
             codes[v] = _mm512_load_si512(code_bytes + 64 * v);

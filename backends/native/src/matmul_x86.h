@@ -4,6 +4,9 @@
 
 #include "matmul.h"
 
+/* Rows from which the tile unit wins over vpdpbusd. */
+#define FT_AMX_ROWS 12
+
 extern const ft_ops ft_avx512_ops;
 extern const ft_kernels ft_avx512_kernels, ft_amx_kernels, ft_avx2_kernels;
 

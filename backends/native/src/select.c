@@ -76,6 +76,7 @@ static const struct {
     const ft_kernels *kernels;
     int (*is_here)(void);
 } choices[] = {
+    {&ft_amx_kernels, ft_has_amx_int8},
     {&ft_avx512_kernels, ft_has_avx512_vnni},
     {&ft_portable_kernels, always},
 };

@@ -1,0 +1,204 @@
+/* AMX int8 for many rows: a tile instruction makes the exact block sums of 16 rows x 16 outputs at once.
+ *
+ * The float part is the one of matmul_avx512.c, in the same order, so a row keeps its bits when a prompt
+ * was read by this path and the next token is decoded by the other.
+ * Source: Intel SDM vol. 2, TDPBSSD, LDTILECFG; tile data needs the kernel's permission (select.c).
+ */
+#include "isa.h"
+
+#ifdef FT_X86
+#include <immintrin.h>
+
+#include "matmul_x86.h"
+
+FT_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,amx-tile,amx-int8")
+
+#define ROWS 16            /* rows of a full tile */
+#define BATCH_ROWS 256     /* rows that share an unpacked panel; their activations stay in the second level */
+#define PRODUCTS (16 * 16) /* words of one result tile */
+
+/* Tile registers: results, activations, weights; the PART ones are as high as the last rows need. */
+#define SUMS 0
+#define SUMS_PART 1
+#define ROW 2
+#define ROW_PART 3
+#define WEIGHTS 4
+
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+static void configure(int inputs, int part_rows) {
+    tile_config c = {.palette = 1};
+    c.row_bytes[SUMS] = c.row_bytes[SUMS_PART] = c.row_bytes[WEIGHTS] = 64;
+    c.row_bytes[ROW] = c.row_bytes[ROW_PART] = (uint16_t)inputs;
+    c.rows[SUMS] = c.rows[ROW] = ROWS;
+    c.rows[SUMS_PART] = c.rows[ROW_PART] = (uint8_t)(part_rows > 0 ? part_rows : ROWS);
+    c.rows[WEIGHTS] = (uint8_t)(inputs / 4);
+    _tile_loadconfig(&c);
+}
+
+/* Signed codes, so that no offset term is left for the float part. */
+static void centre(uint8_t *codes, int blocks, int offset) {
+    __m512i o = _mm512_set1_epi8((char)offset);
+    for (int i = 0; i < blocks * FT_CODE_BYTES; i += 64) {
+        _mm512_store_si512(codes + i, _mm512_sub_epi8(_mm512_load_si512(codes + i), o));
+    }
+}
+
+typedef struct row_tile {
+    const ft_panel *panel;
+    const int8_t *q; /* first row, first block of the panel */
+    int64_t stride;  /* bytes from row to row of q */
+    const ft_side *side[2]; /* of rows 0..7 and 8..15 */
+    int blocks;
+    int32_t *products; /* [2][2][16][16] */
+    float *acc;        /* [16][16], added to */
+} row_tile;
+
+FT_INLINE void multiply(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part, int32_t *out) {
+    _tile_loadd(WEIGHTS, codes, 64);
+    if (is_part) {
+        _tile_loadd(ROW_PART, q, stride);
+        _tile_zero(SUMS_PART);
+        _tile_dpbssd(SUMS_PART, ROW_PART, WEIGHTS);
+        _tile_stored(SUMS_PART, out, 64);
+    } else {
+        _tile_loadd(ROW, q, stride);
+        _tile_zero(SUMS);
+        _tile_dpbssd(SUMS, ROW, WEIGHTS);
+        _tile_stored(SUMS, out, 64);
+    }
+}
+
+FT_INLINE void multiply_block(const row_tile *t, int b, int scales, int is_part) {
+    const uint8_t *codes = t->panel->codes + b * FT_CODE_BYTES;
+    int32_t *out = t->products + b % 2 * 2 * PRODUCTS;
+    multiply(codes, t->q + b * FT_BLOCK, t->stride, is_part, out);
+    if (scales == 2) {
+        multiply(codes + FT_CODE_BYTES / 2, t->q + b * FT_BLOCK + 16, t->stride, is_part, out + PRODUCTS);
+    }
+}
+
+FT_INLINE void accumulate_block(const row_tile *t, int b, int scales, int has_min, __m512 *acc) {
+    const int32_t *sums = t->products + b % 2 * 2 * PRODUCTS;
+    const float *scale = t->panel->scale + b * scales * FT_GROUP, *min = t->panel->min + b * scales * FT_GROUP;
+    int64_t at = (int64_t)b * (1 + scales) * FT_TILE;
+    FT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        const ft_side *side = t->side[i / FT_TILE] + at + i % FT_TILE;
+        __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 16 * i)), _mm512_load_ps(scale));
+        if (scales == 2) {
+            __m512 second = _mm512_cvtepi32_ps(_mm512_load_si512(sums + PRODUCTS + 16 * i));
+            x = _mm512_fmadd_ps(second, _mm512_load_ps(scale + 16), x);
+        }
+        FT_UNROLL
+        for (int s = 0; s < has_min * scales; s++) {
+            x = _mm512_fmadd_ps(_mm512_load_ps(min + 16 * s), _mm512_set1_ps(side[(1 + s) * FT_TILE].f), x);
+        }
+        acc[i] = _mm512_fmadd_ps(x, _mm512_set1_ps(side->f), acc[i]);
+    }
+}
+
+/* The float part runs one block behind the tile unit, whose results take about 50 cycles. */
+FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part) {
+    __m512 acc[ROWS];
+    FT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        acc[i] = _mm512_load_ps(t->acc + 16 * i);
+    }
+    multiply_block(t, 0, scales, is_part);
+    for (int b = 1; b < t->blocks; b++) {
+        multiply_block(t, b, scales, is_part);
+        accumulate_block(t, b - 1, scales, has_min, acc);
+    }
+    accumulate_block(t, t->blocks - 1, scales, has_min, acc);
+    FT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        _mm512_store_ps(t->acc + 16 * i, acc[i]);
+    }
+}
+
+FT_INLINE void run_tile_part(const row_tile *t, int scales, int has_min, int rows) {
+    if (rows == ROWS) {
+        run_tile(t, scales, has_min, 0);
+    } else {
+        run_tile(t, scales, has_min, 1);
+    }
+}
+
+static void run_tile_any(const ft_layout *l, const row_tile *t, int rows) {
+    if (l->scales_per_block == 1) {
+        if (l->has_min) {
+            run_tile_part(t, 1, 1, rows);
+        } else {
+            run_tile_part(t, 1, 0, rows);
+        }
+    } else if (l->has_min) {
+        run_tile_part(t, 2, 1, rows);
+    } else {
+        run_tile_part(t, 2, 0, rows);
+    }
+}
+
+/* One group against rows [r0, r1), whose side terms are ready. */
+static void run_group(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y,
+                      int64_t ldy, int g, ft_scratch *s) {
+    int64_t side_words = (1 + l->scales_per_block) * FT_TILE;
+    row_tile t = {.panel = &s->panel, .stride = (int64_t)a->blocks * FT_BLOCK, .products = s->products, .acc = s->acc};
+    for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
+        t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
+        ft_unpack_panel(&ft_avx512_ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel);
+        if (l->offset != 0) {
+            centre(s->panel.codes, t.blocks, l->offset);
+        }
+        for (int r = r0; r < r1; r += ROWS) {
+            int rows = ft_min_int(ROWS, r1 - r), second = rows > FT_TILE;
+            float *out = y + r * ldy + g * FT_GROUP;
+            t.q = a->q + r * t.stride + first * FT_BLOCK;
+            t.side[0] = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
+            t.side[1] = t.side[0] + second * a->blocks * side_words;
+            memset(s->acc, 0, sizeof s->acc);
+            if (first > 0) {
+                ft_load_acc(s->acc, out, ldy, rows, ft_lanes_of(w, g));
+            }
+            run_tile_any(l, &t, rows);
+            ft_store_acc(s->acc, out, ldy, rows, ft_lanes_of(w, g));
+        }
+    }
+}
+
+static void run_many_rows(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y,
+                          int64_t ldy, int g0, int g1, ft_scratch *s) {
+    int tile_words = a->blocks * (1 + l->scales_per_block) * FT_TILE;
+    int batch = ft_min_int(BATCH_ROWS, FT_SIDE_WORDS / tile_words / 2 * ROWS);
+    configure(FT_BLOCK / l->scales_per_block, (r1 - r0) % ROWS);
+    for (int r = r0; r < r1; r += batch) {
+        int end = ft_min_int(r1, r + batch);
+        for (int t = r; t < end; t += FT_TILE) {
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+        }
+        for (int g = g0; g < g1; g++) {
+            run_group(l, w, a, r, end, y, ldy, g, s);
+        }
+    }
+    _tile_release();
+}
+
+static void matmul(const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy, int g0, int g1,
+                   void *scratch) {
+    const ft_layout *l = ft_layout_of(w->type);
+    int tile_words = a->blocks * (1 + l->scales_per_block) * FT_TILE;
+    if (l->code_bytes == 0 || r1 - r0 < FT_AMX_ROWS || FT_SIDE_WORDS / tile_words < 2) {
+        ft_matmul_run(&ft_avx512_ops, w, a, r0, r1, y, ldy, g0, g1, scratch);
+    } else {
+        run_many_rows(l, w, a, r0, r1, y, ldy, g0, g1, scratch);
+    }
+}
+
+FT_TARGET_END
+
+const ft_kernels ft_amx_kernels = {"avx512-vnni+amx", ft_quantize_avx512, matmul};
+#endif
