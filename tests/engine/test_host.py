@@ -1,0 +1,206 @@
+"""The engine thread: commands from anywhere, events in order, an end that hangs nobody."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn
+from engine.events import (
+    EngineEvent,
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
+    ModelFailed,
+    ModelLoaded,
+    ModelLoading,
+    TurnFailed,
+    TurnFinished,
+    TurnStarted,
+)
+from engine.host import EngineHost
+from tests.engine.fakes_engine import GREEDY, FakeExecutable, FakeLoader, fake_model
+
+LOAD = LoadModel(Path("tiny.gguf"), "tiny")
+PATIENCE_S = 20.0
+
+
+class _Events:
+    """Events as they come, taken by a test that never sleeps."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
+        self.seen: list[EngineEvent] = []
+
+    def __call__(self, event: EngineEvent) -> None:
+        self._queue.put(event)
+
+    def until(self, kind: type) -> EngineEvent:
+        while True:
+            event = self._queue.get(timeout=PATIENCE_S)
+            self.seen.append(event)
+            if isinstance(event, kind):
+                return event
+
+
+@pytest.fixture
+def events() -> _Events:
+    return _Events()
+
+
+@pytest.fixture
+def host(events: _Events) -> Iterator[EngineHost]:
+    host = EngineHost(FakeLoader(), events, prepare=lambda: "fake")
+    yield host
+    assert host.stop(PATIENCE_S)
+
+
+def _turn(request_id: str, **fields: object) -> SubmitTurn:
+    settings: dict[str, object] = {"max_tokens": 5, **fields}
+    return SubmitTurn(request_id, request_id, "hello", GREEDY, **settings)  # type: ignore[arg-type]
+
+
+def test_a_turn_runs_from_submit_to_finish(host: EngineHost, events: _Events) -> None:
+    host.submit(LOAD)
+    host.submit(_turn("one"))
+    finished = events.until(TurnFinished)
+    assert isinstance(finished, TurnFinished)
+    assert len(finished.token_ids) == 5
+    kinds = [type(event) for event in events.seen]
+    assert kinds[:3] == [EngineReady, ModelLoading, ModelLoaded]
+
+
+def test_the_backend_is_prepared_on_the_engine_thread(events: _Events) -> None:
+    threads = []
+
+    def prepare() -> str:
+        threads.append(threading.current_thread().name)
+        return "native"
+
+    host = EngineHost(FakeLoader(), events, prepare=prepare)
+    ready = events.until(EngineReady)
+    assert ready == EngineReady("native")
+    assert threads == ["foretell-engine"]
+    assert host.stop(PATIENCE_S)
+
+
+def test_events_come_in_order_on_one_thread() -> None:
+    threads: set[str] = set()
+    done = threading.Event()
+    seen: list[EngineEvent] = []
+
+    def on_event(event: EngineEvent) -> None:
+        threads.add(threading.current_thread().name)
+        seen.append(event)
+        if isinstance(event, EngineStopped):
+            done.set()
+
+    host = EngineHost(FakeLoader(), on_event)
+    host.submit(LOAD)
+    for n in range(3):
+        host.submit(_turn(str(n)))
+    host.submit(Stop())
+    assert done.wait(PATIENCE_S)
+    assert threads == {"foretell-engine"}
+    assert isinstance(seen[-1], EngineStopped)
+
+
+def test_a_cancel_reaches_a_running_turn(host: EngineHost, events: _Events) -> None:
+    host.submit(LOAD)
+    host.submit(_turn("long", max_tokens=100_000))
+    events.until(TurnStarted)
+    host.submit(CancelTurn("long"))
+    finished = events.until(TurnFinished)
+    assert isinstance(finished, TurnFinished)
+    assert finished.finish_reason == "cancelled"
+
+
+def test_stopping_cancels_what_runs_and_releases_the_model(events: _Events) -> None:
+    executable = FakeExecutable()
+    host = EngineHost(FakeLoader(fake_model(executable)), events)
+    host.submit(LOAD)
+    host.submit(_turn("long", max_tokens=100_000))
+    events.until(TurnStarted)
+    assert host.stop(PATIENCE_S)
+    assert isinstance(events.until(TurnFinished), TurnFinished)
+    assert isinstance(events.until(EngineStopped), EngineStopped)
+    assert executable.is_closed
+    assert not host.is_running
+
+
+def test_a_stop_interrupts_a_load(events: _Events) -> None:
+    loading = threading.Event()
+    stopping = threading.Event()
+
+    def load(path: Path, *, name: str, speculation: object, progress: object) -> object:
+        loading.set()
+        assert stopping.wait(PATIENCE_S)
+        for _ in range(3):
+            progress("weights", 0.5)  # type: ignore[operator]
+        raise AssertionError("the load went on")
+
+    host = EngineHost(load, events)  # type: ignore[arg-type]
+    host.submit(LOAD)
+    assert loading.wait(PATIENCE_S)
+    host.submit(Stop())
+    stopping.set()
+    assert host.join(PATIENCE_S)
+    failed = events.until(ModelFailed)
+    assert isinstance(failed, ModelFailed)
+    assert "interrupted" in failed.error.message
+
+
+def test_a_bug_ends_the_engine_and_answers_every_open_turn(events: _Events) -> None:
+    executable = FakeExecutable(fail_at=3, error=KeyError("a bug"))
+    host = EngineHost(FakeLoader(fake_model(executable)), events)
+    host.submit(LOAD)
+    host.submit(_turn("one"))
+    host.submit(_turn("two"))
+    failed = events.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert "a bug" in failed.error.message
+    answered = {e.request_id for e in events.seen if isinstance(e, TurnFailed)}
+    assert answered == {"one", "two"}
+    assert host.join(PATIENCE_S)
+
+
+def test_after_the_end_turns_and_loads_are_answered_at_once(events: _Events) -> None:
+    host = EngineHost(FakeLoader(), events)
+    assert host.stop(PATIENCE_S)
+    events.until(EngineStopped)
+    host.submit(_turn("late"))
+    assert isinstance(events.until(TurnFailed), TurnFailed)
+    host.submit(LOAD)
+    assert isinstance(events.until(ModelFailed), ModelFailed)
+    host.submit(CancelTurn("late"))
+    assert host.stop(PATIENCE_S)
+
+
+def test_a_backend_that_cannot_be_imported_is_an_engine_failure(events: _Events) -> None:
+    def prepare() -> str:
+        raise ImportError("no backend here")
+
+    host = EngineHost(FakeLoader(), events, prepare=prepare)
+    host.submit(_turn("one"))
+    failed = events.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert "no backend here" in failed.error.message
+    assert host.join(PATIENCE_S)
+
+
+def test_stopping_from_an_event_does_not_wait_for_itself() -> None:
+    done = threading.Event()
+    hosts: queue.SimpleQueue[EngineHost] = queue.SimpleQueue()
+
+    def on_event(event: EngineEvent) -> None:
+        if isinstance(event, EngineReady):
+            hosts.get(timeout=PATIENCE_S).stop()
+        if isinstance(event, EngineStopped):
+            done.set()
+
+    hosts.put(EngineHost(FakeLoader(), on_event))
+    assert done.wait(PATIENCE_S)
