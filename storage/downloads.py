@@ -24,7 +24,7 @@ from storage.errors import (
     DownloadFailed,
 )
 from storage.model_sources import public_address
-from storage.part_file import CHUNK_BYTES, PartFile
+from storage.part_file import PartFile
 from storage.progress import ProgressMeter
 
 log = logging.getLogger(__name__)
@@ -271,7 +271,9 @@ class HttpDownload:
 
     def _receive(self, response: httpx.Response) -> None:
         self._meter.advance(self._part.num_bytes)
-        for chunk in response.iter_raw(CHUNK_BYTES):
+        # Pieces as they arrive: with a chunk size httpx gathers them, and what it has gathered is
+        # lost when the connection breaks.
+        for chunk in response.iter_raw():
             self._part.write(chunk)
             self._meter.advance(self._part.num_bytes)
             self._waiting.check()

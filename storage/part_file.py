@@ -186,20 +186,20 @@ class PartFile:
         return digest
 
     def _append(self, chunk: bytes) -> None:
+        num_written = 0
         try:
-            written = self._file.write(chunk)
-            while written < len(chunk):
-                written += self._file.write(chunk[written:])
+            while num_written < len(chunk):
+                num_written += self._file.write(chunk[num_written:])
         except OSError as error:
-            self._file.truncate(self.num_bytes)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NotEnoughSpace(
                     f"the disk became full at {_mb(self.num_bytes)} of {self.target.name}",
                     hint="free some space and pull again: it goes on from there",
                 ) from error
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
-        self._hash.update(chunk)
-        self.num_bytes += len(chunk)
+        finally:
+            self._hash.update(chunk[:num_written])
+            self.num_bytes += num_written
 
     def _read_note(self) -> PartNote | None:
         try:
