@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.planner import Plan
 from engine.prompt import history_len
 from engine.request import Request, RequestState
-from engine.speculative.execution import SpeculativeExecution
+from engine.speculative.execution import DRAFTER_FAULTS, SpeculativeExecution
 from engine.speculative.runtime import SpeculationRuntime
 from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
@@ -237,9 +237,14 @@ class Executor:
             vocab_size=self._model.vocab_size,
             max_context_len=self._context_len,
         )
-        armed = self._speculation.arm(
-            trunk, max_tokens=request.num_remaining, committed_ids=request.holder.token_ids
-        )
+        try:
+            armed = self._speculation.arm(
+                trunk, max_tokens=request.num_remaining, committed_ids=request.holder.token_ids
+            )
+        except DRAFTER_FAULTS as error:
+            log.warning("no drafter could be armed", exc_info=error)
+            armed = Decline(f"the drafter failed to start: {error}")
+            self._callbacks.notice(armed.reason)
         if isinstance(armed, Decline):
             request.decline = armed.reason
             return None

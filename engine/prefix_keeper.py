@@ -37,6 +37,7 @@ class PrefixKeeper:
         self._chunk_len = chunk_len
         self._notice = notice
         self._wanted: tuple[int, ...] = ()
+        """The prefix being warmed; empty when there is none."""
         self._growing: Holder | None = None
         self._stored: set[tuple[int, ...]] = set()
 
@@ -64,30 +65,33 @@ class PrefixKeeper:
     def want(self, prefix: tuple[int, ...]) -> None:
         """Have this prefix ready before a chat needs it; too short ones are not worth it."""
         if len(prefix) >= MIN_SHARED_LEN and not self.has(prefix):
-            self._wanted, self._growing = prefix, Holder(self._executable)
+            self._wanted, self._growing = prefix, None
 
     def step(self) -> bool:
         """One chunk or one file; False when nothing is left to do."""
-        if self._growing is not None:
-            self._grow(self._growing)
+        if self._wanted:
+            try:
+                is_done = self._grow()
+            except (BackendError, MemoryError) as error:
+                log.warning("a prefix could not be warmed", exc_info=error)
+                is_done = True
+            if is_done:
+                self._wanted, self._growing = (), None
             return True
         return self._store_one()
 
-    def _grow(self, holder: Holder) -> None:
+    def _grow(self) -> bool:
+        """Forward one chunk of the wanted prefix; whether that was the last."""
         if self._store.has_checkpoint(self._wanted):
-            self._growing = None
-            return
+            return True
+        holder = self._growing = self._growing or Holder(self._executable)
         start = holder.length
         end = min(start - start % self._chunk_len + self._chunk_len, len(self._wanted))
-        try:
-            holder.forward(self._wanted[start:end], want_logits="none")
-        except (BackendError, MemoryError) as error:
-            log.warning("a prefix could not be warmed", exc_info=error)
-            self._growing = None
-            return
-        if end == len(self._wanted):
-            self._store.add_checkpoint(holder)
-            self._growing = None
+        holder.forward(self._wanted[start:end], want_logits="none")
+        if end < len(self._wanted):
+            return False
+        self._store.add_checkpoint(holder)
+        return True
 
     def _store_one(self) -> bool:
         if self._folder is None:

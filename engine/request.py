@@ -125,6 +125,17 @@ class Request:
             self.execution,
         )
 
+    @property
+    def summary(self) -> str:
+        """One line for the log."""
+        stats = self.stats
+        return (
+            f"id={self.turn.request_id} prompt={stats.prompt_tokens} reused={stats.reused_tokens} "
+            f"tokens={stats.completion_tokens} ttft_ms={stats.ttft_ms:.1f} "
+            f"tok_s={stats.decode_tok_s:.1f} drafted={stats.draft_n} "
+            f"accepted={stats.draft_n_accepted} governor {stats.governor or 'off'}"
+        )
+
     def begin(self, holder: Holder) -> None:
         """Start on a holder that has the first tokens of the prompt."""
         self._holder = holder

@@ -12,7 +12,7 @@ from engine.commands import Message, SubmitTurn
 from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
 from engine.events import ErrorInfo, FinishReason, Notice
-from engine.executor import PREFILL_CHUNK, Executor, ExecutorCallbacks
+from engine.executor import PREFILL_CHUNK, TURN_ERRORS, Executor, ExecutorCallbacks
 from engine.options import EngineOptions
 from engine.planner import plan
 from engine.prefix_keeper import PrefixKeeper
@@ -136,10 +136,18 @@ class ModelSession:
 
     def _start_waiting(self) -> None:
         while request := self._scheduler.next_to_start(self._has_room):
-            self.store.make_room(self._bytes_needed(request))
-            request.checkpoint_len = self._checkpoint_len(request)
-            holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
-            request.begin(holder)
+            try:
+                self._start(request)
+            except TURN_ERRORS as error:
+                log.warning("turn %s could not start", request.turn.request_id, exc_info=error)
+                self.store.discard(request.turn.chat_id)
+                self._fail(request, error)
+
+    def _start(self, request: Request) -> None:
+        self.store.make_room(self._bytes_needed(request))
+        request.checkpoint_len = self._checkpoint_len(request)
+        holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
+        request.begin(holder)
 
     def _has_room(self, request: Request) -> bool:
         """Whether a turn fits beside the running ones, once everything idle is evicted."""
@@ -183,6 +191,7 @@ class ModelSession:
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         self._leave(request)
         request.finish(reason)
+        log.info("turn %s", request.summary)
 
     def _fail(self, request: Request, error: Exception) -> None:
         self._leave(request)
