@@ -24,18 +24,20 @@ _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 
 
-def drafter_refusal(path: Path, target: GgufFile, target_refusal: str | None) -> str | None:
-    """Why the drafter at `path` cannot serve the target, or None where no reason was found.
+def drafter_refusal(path: Path, target: GgufFile, target_refusal: str | None) -> str:
+    """Why the drafter at `path` does not serve the target.
 
-    A target that refuses speculation refuses before the file is opened (ledger S09, S55).
+    A target that refuses speculation refuses before the file is opened (ledger S09, S55). No kind
+    of drafter has its draft head written yet, so one that fits is refused for that reason.
     """
     if target_refusal is not None:
         return target_refusal
     try:
-        check_drafter(GgufFile.open(path), target)
+        drafter = GgufFile.open(path)
+        check_drafter(drafter, target)
     except ModelError as error:
         return f"{error}" + (f" ({error.hint})" if error.hint else "")
-    return None
+    return f"{path.name} fits, but drafters of kind {drafter.architecture} are not run here yet"
 
 
 def check_drafter(drafter: GgufFile, target: GgufFile) -> None:

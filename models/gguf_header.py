@@ -135,7 +135,10 @@ class _Reader:
             ("metadata keys", num_keys, _LEAST_KEY_BYTES),
         ):
             if count * least > self.size:
-                raise self.bad(f"claims {count} {what}, more than its {self.size} bytes can hold")
+                raise self.bad(
+                    f"truncated or damaged, it claims {count} {what}, more than its "
+                    f"{self.size} bytes can hold"
+                )
         return num_tensors, num_keys
 
     def string(self) -> str:
@@ -195,10 +198,12 @@ class _Reader:
                 texts.append(buffer[pos:end].decode())
                 pos = end
         except (struct.error, UnicodeDecodeError):
-            pass  # `string` below meets the same entry and says what is wrong with it
+            pass  # the entry is named below
         self.pos = pos
         if len(texts) < count:
-            raise self.bad(f"entry {len(texts)} of {count} is damaged in its {self.part}")
+            raise self.bad(
+                f"truncated or damaged in its {self.part}, at entry {len(texts)} of {count}"
+            )
         return texts
 
 

@@ -122,8 +122,8 @@ def inspect(path: Path) -> ModelSummary:
     file = GgufFile.open(path)
     unsupported, slots_bytes = None, 0
     try:
-        config = ModelConfig.from_gguf(file)
-        program = architecture_of(file).build(file, config)
+        build = architecture_of(file).build
+        program = build(file, ModelConfig.from_gguf(file))
         GgufTokenizer.from_gguf(file)
         slots_bytes = cache_bytes(program.slots, 1024)
     except ModelError as error:

@@ -151,7 +151,7 @@ def test_a_norm_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
 def test_every_cut_is_refused_and_says_so(tmp_path: Path) -> None:
     raw = sound().to_bytes()
     for keep in range(5, len(raw)):
-        with pytest.raises(BadGguf, match=r"truncated|claims|damaged"):
+        with pytest.raises(BadGguf, match=r"truncated"):
             open_bytes(tmp_path, raw[:keep])
 
 
