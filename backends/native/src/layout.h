@@ -66,9 +66,8 @@ static inline int ft_min_int(int a, int b) { return a < b ? a : b; }
 
 /* Codes of `blocks` blocks of one chunk, 512 bytes each, vector order as above. */
 void ft_unpack_codes(const ft_layout *l, const uint8_t *chunk, int blocks, uint8_t *out);
-/* Scales and minimums of lanes [lane0, lane1): float[blocks][scales_per_block][16]; `min` is added. */
-void ft_unpack_scales(const ft_layout *l, const uint8_t *chunk, int blocks, int lane0, int lane1, float *scale,
-                      float *min);
+/* Scales and minimums of one chunk: float[blocks][scales_per_block][16]; `min` is added. */
+void ft_unpack_scales(const ft_layout *l, const uint8_t *chunk, int blocks, float *scale, float *min);
 
 /* Exact, subnormals included. */
 static inline float ft_f32_of_f16(uint16_t h) {

@@ -7,7 +7,7 @@
 static void unpack(const ft_layout *l, const uint8_t *chunk, int blocks, ft_panel *panel, int at) {
     int s = at * l->scales_per_block * FT_GROUP;
     ft_unpack_codes(l, chunk, blocks, panel->codes + at * FT_CODE_BYTES);
-    ft_unpack_scales(l, chunk, blocks, 0, FT_GROUP, panel->scale + s, panel->min + s);
+    ft_unpack_scales(l, chunk, blocks, panel->scale + s, panel->min + s);
 }
 
 /* sums[lane] += codes . q over vectors [v0, v1) of a block. */
