@@ -86,16 +86,20 @@ class GgufTokenizer:
 
     def piece(self, token_id: int, *, with_control: bool = False) -> bytes:
         """Raw bytes of one token. CONTROL and UNKNOWN tokens are b"" unless `with_control`."""
-        kind = self.vocabulary.kinds[token_id]
-        if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN):
-            return self.vocabulary.texts[token_id].encode() if with_control else b""
+        if not 0 <= token_id < len(self.vocabulary):
+            return b""  # a model without a vocabulary still emits ids
+        if with_control:
+            return self._piece(token_id, with_control=True)
         piece = self._pieces.get(token_id)
         if piece is None:
-            piece = self._pieces[token_id] = self._piece(self.vocabulary.texts[token_id], kind)
+            piece = self._pieces[token_id] = self._piece(token_id, with_control=False)
         return piece
 
-    def _piece(self, text: str, kind: int) -> bytes:
+    def _piece(self, token_id: int, *, with_control: bool) -> bytes:
+        text, kind = self.vocabulary.texts[token_id], self.vocabulary.kinds[token_id]
         byte = byte_value(text)
+        if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) and not with_control:
+            return b""
         if kind == TokenKind.UNUSED:
             return b""
         if kind == TokenKind.BYTE and byte is not None:

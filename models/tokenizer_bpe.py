@@ -22,12 +22,12 @@ class ByteLevelEncoder:
                 hint="get a newer conversion of the model, or another model",
             )
         ids = vocabulary.ids_of(TokenKind.NORMAL, TokenKind.USER_DEFINED)
-        merges = [
-            pair
-            for entry in vocabulary.merges
-            if (pair := _split_merge(entry)) and pair[0] in ids and pair[1] in ids
-            if pair[0] + pair[1] in ids
-        ]
+        merges: list[tuple[str, str]] = []
+        for entry in vocabulary.merges:
+            # A token holds no space of its own: the byte alphabet writes it U+0120.
+            left, _, right = entry.partition(" ")
+            if left in ids and right in ids and left + right in ids:
+                merges.append((left, right))
         self._tokenizer = tokenizers.Tokenizer(
             models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignores_merges)
         )
@@ -36,12 +36,6 @@ class ByteLevelEncoder:
     def encode(self, text: str) -> list[int]:
         """Ids of one segment."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _split_merge(entry: str) -> tuple[str, str] | None:
-    """Left and right of a merge: cut at the first space that is not the first character."""
-    cut = entry.find(" ", 1)
-    return (entry[:cut], entry[cut + 1 :]) if cut > 0 else None
 
 
 def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -104,11 +104,9 @@ def merge(text: str, rank: MergeRank) -> list[str]:
 
 
 def _rank_by_score(vocabulary: Vocabulary) -> MergeRank:
-    scores = {
-        text: -vocabulary.scores[token_id] if vocabulary.scores else 0.0
-        for text, token_id in vocabulary.ids_of(TokenKind.NORMAL).items()
-    }
-    get = scores.get
+    ids = vocabulary.ids_of(TokenKind.NORMAL)
+    ranks = dict(zip(ids, (-vocabulary.scores[list(ids.values())]).tolist(), strict=True))
+    get = ranks.get
     return lambda left, right: get(left + right)
 
 

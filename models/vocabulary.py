@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 from models.errors import BadGguf
 from models.gguf_file import GgufFile
 
@@ -32,10 +34,10 @@ class Vocabulary:
     """`tokenizer.ggml.pre`: the pre-tokenizer of a gpt2 vocabulary."""
     texts: Sequence[str]
     """`tokenizer.ggml.tokens`."""
-    kinds: Sequence[int]
-    """`tokenizer.ggml.token_type`; all NORMAL where absent."""
-    scores: Sequence[float]
-    """`tokenizer.ggml.scores`; empty where absent."""
+    kinds: np.ndarray
+    """`tokenizer.ggml.token_type` [V]; all NORMAL where absent."""
+    scores: np.ndarray
+    """`tokenizer.ggml.scores` [V]; all 0 where absent."""
     merges: Sequence[str]
     """`tokenizer.ggml.merges`, "left right", best first."""
     bos_id: int | None
@@ -57,15 +59,14 @@ class Vocabulary:
         """
         model = file.text("tokenizer.ggml.model", "none")
         texts = file.strings("tokenizer.ggml.tokens")
-        kinds = _entries(file, "tokenizer.ggml.token_type", "iu", len(texts))
         pre = file.text("tokenizer.ggml.pre", "")
         bos_id = _special_id(file, "bos", texts, 1 if model == "llama" else None)
         return cls(
             model=model,
             pre=pre,
             texts=texts,
-            kinds=kinds or [int(TokenKind.NORMAL)] * len(texts),
-            scores=_entries(file, "tokenizer.ggml.scores", "f", len(texts)),
+            kinds=_entries(file, "token_type", "iu", np.full(len(texts), int(TokenKind.NORMAL))),
+            scores=_entries(file, "scores", "f", np.zeros(len(texts))),
             merges=file.strings("tokenizer.ggml.merges"),
             bos_id=bos_id,
             eos_id=_special_id(file, "eos", texts, 2 if model == "llama" else None),
@@ -89,24 +90,23 @@ class Vocabulary:
 
         Source: llama.cpp fills `token_to_id` in order, later entries overwrite.
         """
-        wanted = set(kinds)
-        return {
-            text: token_id
-            for token_id, (text, kind) in enumerate(zip(self.texts, self.kinds, strict=True))
-            if kind in wanted
-        }
+        ids = np.flatnonzero(np.isin(self.kinds, [int(kind) for kind in kinds])).tolist()
+        texts = self.texts
+        return {texts[token_id]: token_id for token_id in ids}
 
 
-def _entries(file: GgufFile, key: str, kinds: str, num_tokens: int) -> list[int]:
+def _entries(file: GgufFile, name: str, kinds: str, default: np.ndarray) -> np.ndarray:
+    """One entry per token."""
+    key = f"tokenizer.ggml.{name}"
     array = file.array(key, kinds)
     if array is None:
-        return []
-    if len(array) != num_tokens:
+        return default
+    if len(array) != len(default):
         raise BadGguf(
-            f"{file.path.name}: {key} has {len(array)} entries for {num_tokens} tokens",
+            f"{file.path.name}: {key} has {len(array)} entries for {len(default)} tokens",
             hint="get the file again",
         )
-    return array.tolist()  # type: ignore[no-any-return]
+    return array
 
 
 def _special_id(file: GgufFile, role: str, texts: Sequence[str], default: int | None) -> int | None:
