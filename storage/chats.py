@@ -10,6 +10,7 @@ whole chats, and an attempt in which not one character arrived beside one that h
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import sqlite3
 import time
@@ -20,7 +21,9 @@ from typing import Any, Final, Literal
 from storage.answers import AnswerWriter, is_running, settle_answer, this_process
 from storage.chat_search import SearchHit, search_chats
 from storage.database import Database
-from storage.errors import ChatGone, StorageError
+from storage.errors import ChatGone, DatabaseBusy, StorageError
+
+log = logging.getLogger(__name__)
 
 Role = Literal["system", "user", "assistant"]
 
@@ -325,9 +328,12 @@ class ChatStore:
         ]
         if not orphans:
             return
-        with self._db.transaction() as db:
-            for message_id in orphans:
-                settle_answer(db, message_id, "interrupted")
+        try:
+            with self._db.transaction() as db:
+                for message_id in orphans:
+                    settle_answer(db, message_id, "interrupted")
+        except DatabaseBusy:
+            log.warning("another process writes: interrupted answers are marked at the next start")
 
 
 _SELECT_CHATS: Final = (

@@ -144,7 +144,7 @@ class HttpDownload:
             with self._client.stream(
                 "GET", self._remote.url, headers=self._headers(), follow_redirects=True
             ) as response:
-                self._refuse_downgrade(response)
+                _refuse_downgrade(response, self._address)
                 self._take_answer(response)
         except httpx.HTTPError as error:
             raise _explain(error, self._address) from error
@@ -319,13 +319,6 @@ class HttpDownload:
         hint = f"open {page}, accept the terms, and set HF_TOKEN to a token that may read it"
         return AccessDenied(f"{self._address} was refused ({status}): {what}", hint=hint)
 
-    def _refuse_downgrade(self, response: httpx.Response) -> None:
-        schemes = [hop.url.scheme for hop in (*response.history, response)]
-        if schemes[0] == "https" and "http" in schemes:
-            raise DownloadFailed(
-                f"{self._address} leads to an unencrypted address", hint="use another source"
-            )
-
     def _wait_or_give_up(self, failure: _TryAgain, num_failures: int) -> None:
         tries = self._policy.num_tries
         if failure.is_unreachable and self._part.num_bytes == 0:
@@ -338,6 +331,14 @@ class HttpDownload:
         wait_s = max(failure.wait_s, self._policy.wait_s(num_failures))
         self._meter.stall(f"{failure}; next try in {wait_s:.0f} s")
         self._waiting.pause(wait_s)
+
+
+def _refuse_downgrade(response: httpx.Response, address: str) -> None:
+    schemes = [hop.url.scheme for hop in (*response.history, response)]
+    if schemes[0] == "https" and "http" in schemes:
+        raise DownloadFailed(
+            f"{address} leads to an unencrypted address", hint="use another source"
+        )
 
 
 def _is_same_host(url: httpx.URL, address: str) -> bool:
@@ -359,10 +360,12 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def _explain(error: httpx.HTTPError, address: str) -> Exception:
-    """A broken connection is tried again; a refused certificate or proxy is not."""
+    """What to do about it: a broken connection is tried again, a refused certificate or proxy is
+    not.
+    """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ssl.SSLError):
+        if isinstance(cause, ssl.SSLCertVerificationError):
             return DownloadFailed(
                 f"{address}: the certificate was refused: {cause}",
                 hint="behind a company proxy, set SSL_CERT_FILE to its certificate",

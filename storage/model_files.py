@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import operator
 import os
 import re
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from storage.errors import ModelNotFound, StorageError
+
+log = logging.getLogger(__name__)
 
 Origin = Literal["foretell", "huggingface", "ollama", "folder"]
 
@@ -321,10 +324,16 @@ class FileRecord:
 
 
 def write_record(path: Path, *, source: str, sha256: str) -> None:
-    """Remember where an installed file came from and the hash it was checked against."""
+    """Remember where an installed file came from and the hash it was checked against.
+
+    Without a record (the disk is full) the file is hashed again when somebody asks.
+    """
     stat = path.stat()
     record = FileRecord(source, sha256, stat.st_size, stat.st_mtime_ns)
-    _record(path).write_text(json.dumps(dataclasses.asdict(record), indent=1), "utf-8")
+    try:
+        _record(path).write_text(json.dumps(dataclasses.asdict(record), indent=1), "utf-8")
+    except OSError as error:
+        log.warning("no record of %s: %s", path, error)
 
 
 def read_record(path: Path) -> FileRecord | None:

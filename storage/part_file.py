@@ -49,7 +49,9 @@ class PartNote:
     sha256: str | None = None
     etag: str | None = None
     num_sources: int = 0
-    """Of a file joined from several packages: those whose bytes are in the part."""
+    """Of a file joined from several packages: those whose bytes are in the part, whole."""
+    num_joined_bytes: int = 0
+    """Bytes of these; what follows them was cut off in the middle of a package."""
 
 
 class PartFile:
@@ -74,10 +76,16 @@ class PartFile:
         if old is None or not _is_same(old, wanted):
             self.path.unlink(missing_ok=True)
         else:
-            self.note.etag, self.note.num_sources = old.etag, old.num_sources
-            self.note.size_bytes = wanted.size_bytes or old.size_bytes
-            self.note.sha256 = wanted.sha256 or old.sha256
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
+            self.note = dataclasses.replace(
+                old,
+                source=wanted.source,
+                size_bytes=wanted.size_bytes or old.size_bytes,
+                sha256=wanted.sha256 or old.sha256,
+            )
+        try:
+            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
+        except OSError as error:
+            raise self._explain(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +97,12 @@ class PartFile:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+        if self.path.exists() and self.path.stat().st_size == 0:
+            self.discard()
+
+    def cut(self, num_bytes: int) -> None:
+        """Drop what lies behind so many bytes. State: to be called before `read_kept`."""
+        self._file.truncate(min(num_bytes, self.path.stat().st_size))
 
     def read_kept(self, on_bytes: Callable[[int], None], is_cancelled: Callable[[], bool]) -> None:
         """Hash what an earlier run has left, so that the whole file can be checked at the end."""
@@ -103,8 +117,11 @@ class PartFile:
     def save_note(self) -> None:
         """Write down what the part is, in one step."""
         draft = self._note_path.with_name(self._note_path.name + ".new")
-        draft.write_text(json.dumps(dataclasses.asdict(self.note), indent=1), "utf-8")
-        os.replace(draft, self._note_path)
+        try:
+            draft.write_text(json.dumps(dataclasses.asdict(self.note), indent=1), "utf-8")
+            os.replace(draft, self._note_path)
+        except OSError as error:
+            raise self._explain(error) from error
 
     def require_space(self, num_extra: int = 0) -> None:
         """Refuse before the first byte when the rest does not fit. Raises: NotEnoughSpace.
@@ -191,15 +208,20 @@ class PartFile:
             while num_written < len(chunk):
                 num_written += self._file.write(chunk[num_written:])
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise NotEnoughSpace(
-                    f"the disk became full at {_mb(self.num_bytes)} of {self.target.name}",
-                    hint="free some space and pull again: it goes on from there",
-                ) from error
-            raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+            raise self._explain(error) from error
         finally:
             self._hash.update(chunk[:num_written])
             self.num_bytes += num_written
+
+    def _explain(self, error: OSError) -> StorageError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NotEnoughSpace(
+                f"the disk became full at {_mb(self.num_bytes)} of {self.target.name}",
+                hint="free some space and pull again: it goes on from there",
+            )
+        return StorageError(
+            f"cannot write {self.path}: {error.strerror}", hint="check the folder's permissions"
+        )
 
     def _read_note(self) -> PartNote | None:
         try:

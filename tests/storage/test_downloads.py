@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from storage import downloads as downloads_module
 from storage import part_file
 from storage.downloads import RetryPolicy
 from storage.errors import (
@@ -305,7 +308,7 @@ def test_a_hub_that_has_another_file_is_noticed_before_the_first_byte(bench: Ben
     bench.server.plan = [redirect("/cdn/blob", X_Linked_ETag='"' + "0" * 64 + '"')]
     with pytest.raises(ChecksumMismatch, match="has SHA-256 0000"):
         bench.fetch()
-    assert bench.part.read_bytes() == b""
+    assert not bench.part.exists()
 
 
 def test_a_stall_is_reported_with_rate_zero_and_tried_again(bench: Bench) -> None:
@@ -433,6 +436,30 @@ def test_f16_a_refusing_proxy_is_named(bench: Bench, monkeypatch: pytest.MonkeyP
         bench.fetch(source="https://models.invalid/tiny.gguf")
 
 
+def test_f16_a_refused_certificate_is_named_and_not_tried_again() -> None:
+    error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]")
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    explained = downloads_module._explain(error, "https://x/y")
+    assert isinstance(explained, DownloadFailed)
+    assert "certificate was refused" in str(explained)
+    assert "SSL_CERT_FILE" in explained.hint
+
+
+def test_an_address_that_leads_to_plain_http_is_refused() -> None:
+    hops = [httpx.Response(302, request=httpx.Request("GET", "https://x/y"))]
+    response = httpx.Response(200, request=httpx.Request("GET", "http://x/y"), history=hops)
+    with pytest.raises(DownloadFailed, match="unencrypted"):
+        downloads_module._refuse_downgrade(response, "https://x/y")
+
+
+@pytest.mark.parametrize("code", [404, 401, 503])
+def test_a_failed_download_leaves_no_empty_part(bench: Bench, code: int) -> None:
+    bench.server.plan = [status(code)] * 6
+    with pytest.raises(DownloadFailed):
+        bench.fetch()
+    assert ModelFiles(bench.folder).parts() == []
+
+
 def test_offline_connects_to_nothing(bench: Bench) -> None:
     bench.is_offline = True
     with pytest.raises(OfflineError, match="stay offline"):
@@ -450,7 +477,7 @@ def test_f15_no_room_is_refused_before_the_first_byte_with_both_numbers(bench: B
     bench.free_bytes = SIZE
     with pytest.raises(NotEnoughSpace, match=r"needs 0 MB more.*only 0 MB are free"):
         bench.fetch()
-    assert bench.part.read_bytes() == b""
+    assert not bench.part.exists()
 
 
 def test_f15_bytes_already_here_need_no_room(bench: Bench) -> None:
