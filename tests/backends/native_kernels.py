@@ -37,7 +37,7 @@ IS_ARM = platform.machine() in ("arm64", "aarch64")
 KERNELS = (
     ("neon-dotprod", "portable")
     if IS_ARM
-    else ("avx512-vnni+amx", "avx512-vnni", "avx2", "portable")
+    else ("avx512-vnni+amx", "avx512-vnni", "avx-vnni", "avx2", "portable")
 )
 
 # Byte offsets of the f16 fields of one file block: random bytes there would give infinities.

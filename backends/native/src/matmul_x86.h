@@ -8,12 +8,13 @@
 #define FT_AMX_ROWS 12
 
 extern const ft_ops ft_avx512_ops;
-extern const ft_kernels ft_avx512_kernels, ft_amx_kernels, ft_avx2_kernels;
+extern const ft_kernels ft_avx512_kernels, ft_amx_kernels, ft_avxvnni_kernels, ft_avx2_kernels;
 
 void ft_quantize_avx512(const ft_acts *a, int r0, int r1);
 
 /* Whether processor and operating system have it. The AMX one also asks the kernel for permission. */
 int ft_has_avx2(void);
+int ft_has_avx_vnni(void);
 int ft_has_avx512_vnni(void);
 int ft_has_amx_int8(void);
 

@@ -18,11 +18,13 @@
 #include "matmul_x86.h"
 #if defined(_MSC_VER)
 #include <intrin.h>
-static void cpuid(unsigned leaf, unsigned *r) { __cpuidex((int *)r, (int)leaf, 0); }
+static void cpuid(unsigned leaf, unsigned sub, unsigned *r) { __cpuidex((int *)r, (int)leaf, (int)sub); }
 static unsigned long long xcr0(void) { return _xgetbv(0); }
 #else
 #include <cpuid.h>
-static void cpuid(unsigned leaf, unsigned *r) { __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]); }
+static void cpuid(unsigned leaf, unsigned sub, unsigned *r) {
+    __cpuid_count(leaf, sub, r[0], r[1], r[2], r[3]);
+}
 static unsigned long long xcr0(void) {
     unsigned low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -35,31 +37,34 @@ enum register_name { EAX, EBX, ECX, EDX };
 #define ZMM_STATE 0xe6u
 #define TILE_STATE 0x60000u
 
-static int has_bits(unsigned leaf, enum register_name name, unsigned bits) {
+/* Whether sub-leaf `sub` of `leaf` has all of `bits` set in register `name`. */
+static int has_bits(unsigned leaf, unsigned sub, enum register_name name, unsigned bits) {
     unsigned r[4] = {0, 0, 0, 0};
-    cpuid(0, r);
+    cpuid(0, 0, r);
     if (r[EAX] < leaf) {
         return 0;
     }
-    cpuid(leaf, r);
+    cpuid(leaf, sub, r);
     return (r[name] & bits) == bits;
 }
 
 static int saves(unsigned long long state) {
-    return has_bits(1, ECX, 1u << 27) && (xcr0() & state) == state;
+    return has_bits(1, 0, ECX, 1u << 27) && (xcr0() & state) == state;
 }
 
 int ft_has_avx2(void) {
-    return saves(YMM_STATE) && has_bits(1, ECX, 1u << 12 | 1u << 29) && has_bits(7, EBX, 1u << 5);
+    return saves(YMM_STATE) && has_bits(1, 0, ECX, 1u << 12 | 1u << 29) && has_bits(7, 0, EBX, 1u << 5);
 }
+
+int ft_has_avx_vnni(void) { return ft_has_avx2() && has_bits(7, 1, EAX, 1u << 4); }
 
 int ft_has_avx512_vnni(void) {
     unsigned foundation = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
-    return ft_has_avx2() && saves(ZMM_STATE) && has_bits(7, EBX, foundation) && has_bits(7, ECX, 1u << 11);
+    return ft_has_avx2() && saves(ZMM_STATE) && has_bits(7, 0, EBX, foundation) && has_bits(7, 0, ECX, 1u << 11);
 }
 
 int ft_has_amx_int8(void) {
-    if (!ft_has_avx512_vnni() || !saves(TILE_STATE) || !has_bits(7, EDX, 1u << 24 | 1u << 25)) {
+    if (!ft_has_avx512_vnni() || !saves(TILE_STATE) || !has_bits(7, 0, EDX, 1u << 24 | 1u << 25)) {
         return 0;
     }
 #if defined(__linux__)
@@ -78,6 +83,8 @@ static const struct {
 } choices[] = {
     {&ft_amx_kernels, ft_has_amx_int8},
     {&ft_avx512_kernels, ft_has_avx512_vnni},
+    {&ft_avxvnni_kernels, ft_has_avx_vnni},
+    {&ft_avx2_kernels, ft_has_avx2},
     {&ft_portable_kernels, always},
 };
 #else
