@@ -9,7 +9,9 @@ import pytest
 
 from storage.chats import ChatStore
 from storage.database import Database
+from tests.storage.download_bench import Bench
 from tests.storage.fakes_storage import FakeClock
+from tests.storage.misbehaving_server import FileServer, run_server
 
 
 @pytest.fixture
@@ -27,3 +29,19 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def store(database: Database, clock: FakeClock) -> ChatStore:
     return ChatStore(database, now=clock)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, server: FileServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    return Bench(tmp_path / "models", server, clock)
