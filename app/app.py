@@ -214,6 +214,18 @@ class ForetellApp(App[None]):
         )
         self.chat_screen.show_model()
 
+    def _reload_model(self) -> None:
+        """Load the model again for what is fixed at the load; not under a running answer."""
+        if self.conversations.running:
+            self.notify("Used when the model is loaded again (F3)", markup=False)
+        elif self.model.phase in ("ready", "failed"):
+            name = self.settings.model
+            self._run_thread(lambda: self._find_and_use(name))
+
+    def _find_and_use(self, name: str) -> None:
+        path = self.services.models.find(name)
+        self.call_from_thread(self.use_model, name, path)
+
     def download_default(self) -> None:
         """Get the model to begin with; it is loaded when it is whole."""
         if self.downloads.start(DEFAULT_MODEL):
@@ -242,6 +254,11 @@ class ForetellApp(App[None]):
         old, self.settings = self.settings, settings
         if settings.speculation != old.speculation:
             self.bridge.submit(UpdateSpeculation(settings.speculation))
+        if (settings.context_len, settings.speculation.drafter_path) != (
+            old.context_len,
+            old.speculation.drafter_path,
+        ):
+            self._reload_model()
         if settings.theme in self.available_themes and settings.theme != self.theme:
             self.theme = settings.theme
         self.chat_screen.show_status()

@@ -341,11 +341,8 @@ class ChatScreen(Screen[None]):
     async def _select_version(self, shown: ShownMessage, step: int) -> None:
         if self._is_busy() or not self.conversations.select_version(shown.message_id, step):
             return
-        at = (
-            self.transcript.views.index(event_view)
-            if (event_view := self.transcript.find(shown.message_id))
-            else 0
-        )
+        ids = [view.shown.message_id for view in self.transcript.views]
+        at = ids.index(shown.message_id)
         await self._show_messages()
         if views := self.transcript.views:
             views[min(at, len(views) - 1)].focus()
@@ -370,11 +367,7 @@ class ChatScreen(Screen[None]):
 
     def action_scroll(self, step: int) -> None:
         """Scroll the transcript by a page, wherever the focus is."""
-        if step < 0:
-            self.transcript.release_anchor()
-            self.transcript.scroll_page_up(animate=False)
-        else:
-            self.transcript.scroll_page_down(animate=False)
+        self.transcript.scroll_page(step)
 
     # -- chats -------------------------------------------------------------------------
 

@@ -48,7 +48,9 @@ class SearchScreen(ModalScreen[str | None]):
         found = self._store.search(text) if text else []
         titles = {chat.id: chat.title or "New chat" for chat in self._store.list_chats()}
         options = [
-            Option(_describe(titles.get(hit.chat_id, ""), hit.snippet), id=f"{number}-{hit.chat_id}")
+            Option(
+                _describe(titles.get(hit.chat_id, ""), hit.snippet), id=f"{number}-{hit.chat_id}"
+            )
             for number, hit in enumerate(found)
         ]
         if not text:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from markdown_it import MarkdownIt
 from textual import events
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Markdown, Static
-from textual.widgets.markdown import MarkdownFence
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 
 def make_parser() -> MarkdownIt:
@@ -46,7 +44,11 @@ class CodeFence(MarkdownFence):
 class AnswerMarkdown(Markdown):
     """A Markdown widget for one answer."""
 
-    BLOCKS: ClassVar = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
-
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=make_parser)
+
+    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
+        """Code blocks are ours; the rest is Textual's."""
+        if block_name in ("fence", "code_block"):
+            return CodeFence
+        return super().get_block_class(block_name)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from textual import events
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 
@@ -36,19 +35,20 @@ class EarlierMessages(Static, can_focus=True):
 class Transcript(VerticalScroll, can_focus=False):
     """Shows a list of messages and streams into the last one."""
 
-    @dataclass
-    class Emptied(Message):
-        """There is nothing to show."""
-
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._messages: list[ShownMessage] = []
         self._first_mounted = 0
 
     def compose(self) -> ComposeResult:
-        """The line that brings older messages, and what an empty chat says."""
-        yield EarlierMessages("", markup=False)
-        yield Static("", id="transcript-empty", markup=False)
+        """The line that brings older messages, and what an empty chat says.
+
+        The inner column is at least as high as the view: an anchored view with less in it would
+        scroll to a negative place, with the gap above the text.
+        """
+        with Vertical(id="transcript-column"):
+            yield EarlierMessages("", markup=False)
+            yield Static("", id="transcript-empty", markup=False)
 
     def on_mount(self) -> None:
         """Follow the end of the text."""
@@ -58,7 +58,11 @@ class Transcript(VerticalScroll, can_focus=False):
     @property
     def views(self) -> list[MessageView]:
         """The mounted messages, oldest first."""
-        return [child for child in self.children if isinstance(child, MessageView)]
+        return [child for child in self._column.children if isinstance(child, MessageView)]
+
+    @property
+    def _column(self) -> Vertical:
+        return self.query_one("#transcript-column", Vertical)
 
     async def show(self, messages: Sequence[ShownMessage], empty_text: str = "") -> None:
         """Replace everything. Only the newest `PAGE_MESSAGES` are mounted."""
@@ -68,8 +72,10 @@ class Transcript(VerticalScroll, can_focus=False):
         empty.update(empty_text)
         empty.display = not messages
         with self.app.batch_update():
-            await self.remove_children(MessageView)
-            await self.mount_all(MessageView(m) for m in self._messages[self._first_mounted :])
+            await self._column.remove_children(MessageView)
+            await self._column.mount_all(
+                MessageView(m) for m in self._messages[self._first_mounted :]
+            )
         self._show_earlier()
         self.anchor()
 
@@ -78,7 +84,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.query_one("#transcript-empty").display = False
         self._messages.append(shown)
         view = MessageView(shown)
-        await self.mount(view)
+        await self._column.mount(view)
         self.anchor()
         return view
 
@@ -104,7 +110,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._first_mounted = first
         self.release_anchor()
         top = self.views[0] if self.views else None
-        await self.mount_all([MessageView(m) for m in older], before=top)
+        await self._column.mount_all([MessageView(m) for m in older], before=top)
         self._show_earlier()
         if top is not None:
             self.call_after_refresh(self.scroll_to_widget, top, animate=False, top=True)
@@ -118,6 +124,23 @@ class Transcript(VerticalScroll, can_focus=False):
             return False
         views[at + step].focus()
         return True
+
+    def scroll_page(self, step: int) -> None:
+        """Scroll by a page; at the end the view follows the text again."""
+        if step < 0:
+            self.release_anchor()
+            self.scroll_page_up(animate=False)
+        else:
+            self.scroll_page_down(animate=False)
+            self.call_after_refresh(self._follow_at_end)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Follow the text again once the person is back at its end."""
+        self.call_after_refresh(self._follow_at_end)
+
+    def _follow_at_end(self) -> None:
+        if self.scroll_target_y >= self.max_scroll_y:
+            self.anchor()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Stop following the end as soon as the person scrolls up."""

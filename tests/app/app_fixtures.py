@@ -74,9 +74,9 @@ class Stage:
 
     async def settle(self) -> None:
         """Let every message, worker and refresh that is under way come to its end."""
-        await self.app.workers.wait_for_complete(
-            [w for w in self.app.workers if w.group == "default" and w._thread_worker]
-        )
+        # With an empty list Textual waits for every worker, a dialog that is open included.
+        if threads := [w for w in self.app.workers if w._thread_worker]:
+            await self.app.workers.wait_for_complete(threads)
         for _ in range(3):
             await self.pilot.pause()
 

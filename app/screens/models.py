@@ -1,0 +1,283 @@
+"""Models on this machine and in the catalog: get, use, delete. Downloads go on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.downloads import Download
+from app.screens.dialogs import ConfirmDialog
+from app.services import CatalogModel, DrafterChoice, InstalledModel
+from app.settings import SettingsError
+from app.sizes import format_bytes, format_progress
+from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from app.app import ForetellApp
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLine:
+    """One line of the list: an installed model, a catalog entry, or a drafter beside its model."""
+
+    key: str
+    installed: InstalledModel | None = None
+    entry: CatalogModel | None = None
+    drafter: DrafterChoice | None = None
+
+    @property
+    def download_name(self) -> str | None:
+        """What would be downloaded, or None when there is nothing to fetch."""
+        if self.drafter is not None:
+            return self.drafter.name if self.drafter.path is None else None
+        return self.entry.name if self.entry is not None and self.installed is None else None
+
+
+def make_lines(
+    installed: Sequence[InstalledModel], catalog: Sequence[CatalogModel]
+) -> list[ModelLine]:
+    """Installed models first, then what can be downloaded; drafters under their model."""
+    lines: list[ModelLine] = []
+    for model in installed:
+        lines.append(ModelLine(f"installed:{model.path}", installed=model))
+        lines.extend(_drafter_lines(f"installed:{model.path}", model.drafters, installed=model))
+    for entry in catalog:
+        if not entry.is_installed:
+            lines.append(ModelLine(f"catalog:{entry.name}", entry=entry))
+            lines.extend(_drafter_lines(f"catalog:{entry.name}", entry.drafters, entry=entry))
+    return lines
+
+
+def _drafter_lines(
+    key: str,
+    drafters: Sequence[DrafterChoice],
+    *,
+    installed: InstalledModel | None = None,
+    entry: CatalogModel | None = None,
+) -> list[ModelLine]:
+    return [ModelLine(f"{key}|{d.name}", installed, entry, d) for d in drafters]
+
+
+def describe_line(line: ModelLine, loaded: str, download: Download | None) -> Content:
+    """A line of the list: mark, name, size, and how it stands."""
+    if line.drafter is not None:
+        return _describe_drafter(line.drafter, download)
+    if line.installed is not None:
+        model = line.installed
+        mark = ("● ", "$text-success") if model.name == loaded else ("  ", "")
+        tail = " · ".join(part for part in (model.details, model.origin) if part)
+        return _join(mark, model.name, model.size_bytes, (tail, "$text-muted"))
+    entry = line.entry
+    assert entry is not None, "a line is an installed model or a catalog entry"
+    if download is not None and (download.is_running or download.error):
+        tail = format_progress(download.progress) if download.is_running else download.error
+        style = "$text-accent" if download.is_running else "$text-error"
+        return _join(("↓ ", "$text-accent"), entry.name, entry.size_bytes, (tail, style))
+    if entry.refusal is not None:
+        tail, style = f"does not fit: {entry.refusal}", "$text-warning"
+    elif entry.part_bytes:
+        tail, style = f"unfinished, {format_bytes(entry.part_bytes)} kept", "$text-warning"
+    else:
+        tail, style = entry.licence, "$text-muted"
+    return _join(("  ", ""), entry.name, entry.size_bytes, (tail, style))
+
+
+def _describe_drafter(drafter: DrafterChoice, download: Download | None) -> Content:
+    if drafter.refusal is not None:
+        tail, style = f"refused: {drafter.refusal}", "$text-warning"
+    elif download is not None and download.is_running:
+        tail, style = format_progress(download.progress), "$text-accent"
+    elif drafter.path is not None:
+        tail, style = "drafter, installed: Enter uses it", "$text-success"
+    else:
+        tail, style = "drafter", "$text-muted"
+    return _join(("    ↳ ", "$text-muted"), drafter.name, drafter.size_bytes, (tail, style))
+
+
+def _join(mark: tuple[str, str], name: str, size: int, tail: tuple[str, str]) -> Content:
+    return Content.assemble(mark, (name, "bold"), f"  {format_bytes(size)}  ", tail)
+
+
+class ModelsScreen(Screen[None]):
+    """The list of models. Leaving it stops nothing."""
+
+    BINDINGS = [
+        Binding("escape,f3", "dismiss(None)", "Back", id="models.close"),
+        Binding("delete,d", "delete", "Delete", id="models.delete"),
+        Binding("x", "cancel", "Cancel download", id="models.cancel"),
+        Binding("ctrl+r", "refresh_list", "Look again", id="models.refresh", priority=True),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[ModelLine] = []
+
+    @property
+    def foretell(self) -> ForetellApp:
+        """The app, with its type."""
+        return cast("ForetellApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """The list, and what is known of the highlighted line."""
+        yield Static("Models", classes="page-title", markup=False)
+        yield OptionList(id="models-list", markup=False)
+        yield Static("Looking for models…", id="models-details", markup=False)
+        hints = "Enter use or download · X cancel · D delete · Esc back"
+        yield Static(hints, classes="page-hints", markup=False)
+
+    def on_mount(self) -> None:
+        """Follow downloads, and read the list on a worker thread."""
+        self.foretell.download_moved.subscribe(self, self._on_download)
+        self.action_refresh_list()
+
+    def action_refresh_list(self) -> None:
+        """Read the folders and the catalog again."""
+        self._read()
+
+    @work(thread=True, exclusive=True)
+    def _read(self) -> None:
+        library = self.foretell.services.models
+        try:
+            lines = make_lines(library.installed(), library.catalog())
+        except (StorageError, OSError) as error:
+            self.app.call_from_thread(self.foretell.show_error, error)
+            return
+        self.app.call_from_thread(self.show_lines, lines)
+
+    def show_lines(self, lines: list[ModelLine]) -> None:
+        """Replace the list; the highlight stays where it was."""
+        models = self.query_one(OptionList)
+        at = models.highlighted or 0
+        self._lines = lines
+        models.set_options(Option(self._describe(line), id=line.key) for line in lines)
+        models.highlighted = min(at, len(lines) - 1) if lines else None
+        if not lines:
+            self.query_one("#models-details", Static).update("There is no model here.")
+
+    def _describe(self, line: ModelLine) -> Content:
+        name = line.download_name
+        download = self.foretell.downloads.states.get(name) if name else None
+        return describe_line(line, self.foretell.model.name, download)
+
+    def _on_download(self, download: Download) -> None:
+        if not download.is_running:
+            self.action_refresh_list()
+            return
+        for line in self._lines:
+            if line.download_name == download.name:
+                self.query_one(OptionList).replace_option_prompt(line.key, self._describe(line))
+
+    def _line(self) -> ModelLine | None:
+        at = self.query_one(OptionList).highlighted
+        return self._lines[at] if at is not None and at < len(self._lines) else None
+
+    @on(OptionList.OptionHighlighted)
+    def _show_details(self, event: OptionList.OptionHighlighted) -> None:
+        if line := self._line():
+            self.query_one("#models-details", Static).update(self._details(line))
+
+    def _details(self, line: ModelLine) -> str:
+        if line.drafter is not None:
+            refusal = line.drafter.refusal
+            return f"Refused: {refusal}" if refusal else "Drafts tokens for the model above it."
+        if line.installed is not None:
+            return f"{line.installed.path}"
+        entry = line.entry
+        assert entry is not None, "a line is an installed model or a catalog entry"
+        folder = self.foretell.services.models.folder
+        fits = f"Does not fit: {entry.refusal}" if entry.refusal else "Fits this machine."
+        return f"{entry.title} · {entry.licence}\n{fits} Downloads to {folder}"
+
+    # -- what the keys do --------------------------------------------------------------
+
+    @on(OptionList.OptionSelected)
+    async def _selected(self, event: OptionList.OptionSelected) -> None:
+        line = self._line()
+        if line is None:
+            return
+        if line.drafter is not None and line.drafter.refusal is not None:
+            self.notify(line.drafter.refusal, title="Refused", markup=False)
+        elif line.download_name is not None:
+            self._fetch(line)
+        elif line.drafter is not None and line.installed is not None:
+            self._use(line.installed, str(line.drafter.path))
+        elif line.installed is not None:
+            self._use(line.installed, None)
+
+    @work
+    async def _fetch(self, line: ModelLine) -> None:
+        name = line.download_name
+        assert name is not None, "only lines with something to fetch come here"
+        entry = line.entry
+        if line.drafter is None and entry is not None and entry.refusal is not None:
+            question = (
+                f"{name} does not fit this machine: {entry.refusal}. Download it all the same?"
+            )
+            if not await self.app.push_screen_wait(ConfirmDialog(question, "Download")):
+                return
+        if not self.foretell.downloads.start(name):
+            self.notify(f"{name} is on its way already", markup=False)
+        self.show_lines(self._lines)
+
+    def _use(self, model: InstalledModel, drafter: str | None) -> None:
+        app = self.foretell
+        speculation = replace(app.settings.speculation, drafter_path=drafter)
+        app.settings = replace(app.settings, speculation=speculation)
+        name = model.name if model.can_delete else str(model.path)
+        app.use_model(model.name, model.path)
+        try:
+            app.change_settings(replace(app.settings, model=name))
+        except SettingsError as error:
+            app.show_error(error)
+        self.dismiss(None)
+
+    def action_cancel(self) -> None:
+        """Stop the highlighted download; its part is kept and goes on next time."""
+        line = self._line()
+        if line is not None and line.download_name is not None:
+            self.foretell.downloads.cancel(line.download_name)
+
+    @work
+    async def action_delete(self) -> None:
+        """Delete an installed model, or the part of an unfinished download, after a question."""
+        line = self._line()
+        if line is None or line.drafter is not None:
+            return
+        if line.installed is not None:
+            await self._delete_model(line.installed)
+        elif line.entry is not None and line.entry.part_bytes:
+            await self._delete_part(line.entry)
+
+    async def _delete_model(self, model: InstalledModel) -> None:
+        if not model.can_delete:
+            self.notify(f"{model.name} belongs to {model.origin}; it is not deleted", markup=False)
+            return
+        if model.name == self.foretell.model.name:
+            self.notify("This model is loaded: use another one first", markup=False)
+            return
+        question = f"Delete {model.name} ({format_bytes(model.size_bytes)})?"
+        if await self.app.push_screen_wait(ConfirmDialog(question, "Delete", "Keep")):
+            self._remove(lambda: self.foretell.services.models.delete(model.path))
+
+    async def _delete_part(self, entry: CatalogModel) -> None:
+        kept = format_bytes(entry.part_bytes)
+        question = f"Delete the unfinished download of {entry.name} ({kept})?"
+        if await self.app.push_screen_wait(ConfirmDialog(question, "Delete", "Keep")):
+            self._remove(lambda: self.foretell.services.models.delete_part(entry.name))
+
+    @work(thread=True)
+    def _remove(self, delete: Callable[[], None]) -> None:
+        try:
+            delete()
+        except (StorageError, OSError) as error:
+            self.app.call_from_thread(self.foretell.show_error, error)
+        self.app.call_from_thread(self.action_refresh_list)
