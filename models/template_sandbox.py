@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,12 +19,13 @@ from jinja2 import filters, nodes, sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 
-_MAX_STEPS = 100_000
+_MAX_STEPS = 50_000
 _MAX_SECONDS = 3.0
 _MAX_CHARS = 64 << 20
 _MAX_RESULT_LEN = 16 << 20
+_MAX_PARTS = 1 << 18
 _MAX_BITS = 4096
 _MAX_INDENT = 16
 
@@ -69,7 +71,11 @@ _FILTERS = [
     "urlencode",
     "wordcount",
 ]
-_GROWING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+# Methods that build something huge from something small, and those that lead to types with more.
+_REFUSED_METHODS = frozenset(
+    {"center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "translate"}
+    | {"encode", "to_bytes"}
+)
 _WIDE_PERCENT = re.compile(r"%[^A-Za-z%]*(\d{4,}|\*)")
 _WIDE_BRACES = re.compile(r"\{[^{}]*(\d{4,}|\{)")
 
@@ -88,6 +94,23 @@ class _BudgetedGenerator(CodeGenerator):
     def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> Any:
         node.body.insert(0, _spend_node(node.body))
         return super().macro_body(node, frame)
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._visit_bounded(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._visit_bounded(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._visit_bounded(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _visit_bounded(self, visit: Callable[..., None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.bounded(")
+        visit(node, frame)
+        self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.join_texts((")
@@ -132,12 +155,12 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         )
         self._clock = clock
         self.reset(0)
-        self.filters = {name: filters.FILTERS[name] for name in _FILTERS}
+        self.filters = {name: self._bounded_filter(filters.FILTERS[name]) for name in _FILTERS}
         self.filters |= {"tojson": _to_json, "join": self._join, "replace": self._replace}
         self.globals = {
             "range": sandbox.safe_range,
-            "dict": dict,
-            "namespace": jinja2.utils.Namespace,
+            "dict": lambda *args, **kwargs: self.bounded(dict(*args, **kwargs)),
+            "namespace": _Namespace,
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
@@ -157,7 +180,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
             raise TemplateLimit("the template loops without end or writes without end")
 
     def _spend_output(self, value: object) -> object:
-        text = value if isinstance(value, str) else str(value)
+        text = self._text(value)
         self._check(len(text))
         self._chars_left -= len(text)
         return text
@@ -166,44 +189,74 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if result_len > self._result_limit or self._chars_left < 0:
             raise TemplateLimit(f"the template builds a text of {result_len} characters")
 
+    def bounded(self, value: Any) -> Any:
+        """The value, unless writing it out would take a huge text.
+
+        Ten lists that each hold the one before twice are 40 objects and a text of 1024 parts, so
+        every container is weighed when it is made. Raises: TemplateLimit.
+        """
+        if isinstance(value, str):
+            self._check(len(value))
+        elif isinstance(value, (list, tuple, dict)):
+            self._check(_weight(value))
+        return value
+
+    def _bounded_filter(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            return self.bounded(function(*args, **kwargs))
+
+        return bounded
+
+    def _text(self, value: object) -> str:
+        return value if isinstance(value, str) else str(self.bounded(value))
+
     def join_texts(self, items: Sequence[object]) -> str:
         """The `~` operator."""
-        texts = [str(item) for item in items]
+        texts = [self._text(item) for item in items]
         self._check(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`+ * ** %`, refused before they build something huge."""
-        if isinstance(left, str) and operator == "%" and _WIDE_PERCENT.search(left):
-            raise TemplateLimit("the template formats to a huge width")
+        if isinstance(left, str) and operator == "%":
+            if _WIDE_PERCENT.search(left):
+                raise TemplateLimit("the template formats to a huge width")
+            self._check(len(left) + left.count("%") * _weight(right))
         if isinstance(left, int) and isinstance(right, int):
             _check_number(operator, left, right)
-        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            self._check(len(left) + len(right))
         elif operator == "*":
-            sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
-            if hasattr(sized, "__len__") and isinstance(times, int):
-                self._check(len(sized) * times)
-        return super().call_binop(context, operator, left, right)
+            times = next((n for n in (left, right) if isinstance(n, int)), 1)
+            self._check(max(_weight(left), _weight(right)) * times)
+        result = super().call_binop(context, operator, left, right)
+        return self.bounded(result) if operator in "+%" else result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Keeps `__class__` and friends away, and methods that pad to a width."""
-        if isinstance(obj, str) and attr in _GROWING_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+        return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, refused where it pads to a huge width."""
-        owner = getattr(value, "__self__", None)
-        if isinstance(owner, str) and value.__name__ == "format" and _WIDE_BRACES.search(owner):
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+        text = str(value.__self__)
+        if _WIDE_BRACES.search(text):
             raise TemplateLimit("the template formats to a huge width")
-        return super().wrap_str_format(value)
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            self._check(len(text) + text.count("{") * _weight((args, kwargs)))
+            return str(formatted(*args, **kwargs))
+
+        return bounded
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Every call of a template; text methods are checked for what they would build."""
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             __self._check_method(owner, __obj.__name__, args)
+        if isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
+            __self.bounded((args, kwargs))
         return super().call(__context, __obj, *args, **kwargs)
 
     def _check_method(self, owner: str, name: str, args: tuple[Any, ...]) -> None:
@@ -215,14 +268,38 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     def _join(self, value: Iterable[object], d: str = "", attribute: str | None = None) -> str:
         if attribute is not None:
             value = map(filters.make_attrgetter(self, attribute), value)
-        texts = [str(item) for item in value]
+        texts = [self._text(item) for item in value]
         self._check(sum(map(len, texts)) + len(texts) * len(d))
         return d.join(texts)
 
     def _replace(self, text: object, old: str, new: str, count: int = -1) -> str:
-        text = str(text)
+        text = self._text(text)
         self._check_method(text, "replace", (old, new))
         return text.replace(old, new, count)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace(...)`; never written out with what is in it, which may be itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _weight(value: object) -> int:
+    """Parts and characters of a value written out. Raises: TemplateLimit above the limit of parts."""
+    num_parts, num_chars, stack = 0, 0, [value]
+    while stack:
+        item = stack.pop()
+        num_parts += 1
+        if num_parts > _MAX_PARTS:
+            raise TemplateLimit("the template builds something of too many parts")
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple)):
+            stack += item
+    return num_parts + num_chars
 
 
 def _check_number(operator: str, left: int, right: int) -> None:

@@ -321,6 +321,22 @@ def test_a_failing_template_gives_its_reason_in_one_line(
         "{% set x = 'a' * 9999999 %}{{ x | replace('a', x) }}",
         "{% set x = 'a' * 9999999 %}{{ range(999) | join(x) }}",
         "{% set x = 'a' * 9999999 %}{{ x.join('b' * 999) }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+        "{{ n.x }}",
+        "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
+        "{{ n.x | tojson }}",
+        "{% set n = namespace(x=1) %}{% for i in range(99) %}"
+        "{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x == {} }}",
+        "{% set n = namespace(x=1) %}{% for i in range(99) %}"
+        "{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | upper }}",
+        "{% set n = namespace(x=1) %}{% macro f() %}{% set n.x = varargs %}{% endmacro %}"
+        "{% for i in range(99) %}{{ f(n.x, n.x) }}{% endfor %}{{ n.x }}",
+        "{% set x = ['a' * 99999] * 99 %}{{ range(9999) | map(attribute='y', default=x) | list }}",
+        "{% set x = 'a' * 9999999 %}{{ '%(a)s%(a)s%(a)s' % {'a': x} }}",
+        "{% set x = 'a' * 9999999 %}{{ '{0}{0}{0}'.format(x) }}",
+        "{% set x = 'a' * 9999999 %}{{ x.translate({97: x}) }}",
+        "{{ (5).to_bytes(10 ** 9) }}",
+        "{{ 'a'.encode().center(10 ** 9) }}",
         "{{ 'a'.center(10 ** 9) }}",
         "{{ 'a' | center(10 ** 9) }}",
         "{{ '%999999999d' % 1 }}",
@@ -349,6 +365,11 @@ def test_a_slow_template_ends_at_its_deadline(toy: GgufTokenizer) -> None:
     with pytest.raises(TemplateError, match="without end"):
         template.encode([user("x")])
     assert next(ticks) < 20
+
+
+def test_a_namespace_that_holds_itself_can_be_written_out(toy: GgufTokenizer) -> None:
+    source = "{% set n = namespace(a=1) %}{% set n.b = n %}{{ n }}{{ n.b.a }}"
+    assert prompt(toy, source, user("x")) == "<Namespace>1"
 
 
 def test_ordinary_numbers_in_a_format_are_no_danger(toy: GgufTokenizer) -> None:
