@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from storage.errors import DatabaseBusy, DatabaseCorrupt, DatabaseTooNew, StorageError
 from storage.migrations import MIGRATIONS
 from storage.paths import make_private_file
@@ -93,6 +91,8 @@ class Database:
         self._refuse_newer(self._version())
         if self._is_prepared():
             return
+        from filelock import FileLock, Timeout  # 74 ms, and only a first start needs it
+
         # The lock file makes "switch to WAL, back up, migrate" one thing between processes:
         # the switch to WAL answers "locked" at once, without the busy timeout.
         lock = FileLock(self.path.with_name(self.path.name + ".lock"), timeout=SETUP_TIMEOUT_S)

@@ -37,7 +37,7 @@ _SHA256: Final = re.compile(r'(?:W/)?"?([0-9a-f]{64})"?')
 class RetryPolicy:
     """How patient a download is."""
 
-    stall_timeout_s: float = 20.0
+    stall_timeout_s: float = 10.0
     """A connection that sends nothing for so long is given up and opened again."""
     num_tries: int = 6
     """Failures in a row, none of them with a byte in between, before it gives up."""
