@@ -377,11 +377,13 @@ void ft_run_attention(ft_program *p, const ft_op *op) {
 
 int ft_reserve_attention(ft_program *p, const ft_op *op, int rows) {
     attention_job job = describe(p, op);
-    (void)rows;
     job.last = INT32_MAX;
     job.tiles = count_tiles(&job);
-    const int units = job.tiles * job.slot->kv_heads;
-    if (!splits_blocks(p, units)) return 0;
+    int units = job.tiles * job.slot->kv_heads;
+    if (!splits_blocks(p, units)) {
+        if (rows <= part_limit(&job)) return 0;
+        units = 8 * ft_pool_threads(p->pool); /* parts are shorter and may still split */
+    }
     int64_t longest = 0;
     for (int s = 0; s < p->args->num_segments; s++) {
         const int64_t end = p->args->segments[s].start + p->args->segments[s].rows;
