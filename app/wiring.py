@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from app.services import Services
 from app.settings import Environment, Settings, load_settings, read_environment, save_settings
-from storage.errors import ModelNotFound
 from storage.paths import Paths
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class Wiring:
         """The file a catalog name, file stem or path means. Raises: ModelNotFound."""
         path = self.library.find(name)
         if path is None:
-            raise ModelNotFound(
-                f"no model {name!r} here", hint=f"get it with 'foretell models pull {name}'"
-            )
+            raise self.library.not_found(name)
         return FoundModel(name=path.stem if name.endswith(".gguf") else name, path=path)
 
     def open_chats(self) -> ChatStore:

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader left (`| head -1`). Point stdout away so that the exit flush cannot fail too.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return OK
 
 
@@ -68,15 +68,21 @@ def _dispatch(args: argparse.Namespace) -> int:
     # Imported after --help, --version and usage errors have left.
     from app.cli.commands import COMMANDS
     from app.wiring import Wiring
-    from models.errors import ModelError
-    from storage.errors import OfflineError, StorageError
+    from storage.errors import ModelNotFound, NotEnoughSpace, OfflineError, StorageError
+
+    exit_codes: dict[type[StorageError], int] = {
+        OfflineError: OFFLINE,
+        ModelNotFound: MISSING,
+        NotEnoughSpace: DOES_NOT_FIT,
+    }
 
     try:
         wiring = Wiring.from_environment(is_offline=args.offline)
         COMMANDS[args.command or "chat"](args, wiring)
-    except OfflineError as error:
-        raise CommandFailed(str(error), hint=error.hint, exit_code=OFFLINE) from error
-    except (SettingsError, EngineError, BackendError, ModelError, StorageError) as error:
+    except StorageError as error:
+        code = exit_codes.get(type(error), FAILURE)
+        raise CommandFailed(str(error), hint=error.hint, exit_code=code) from error
+    except (SettingsError, EngineError, BackendError) as error:
         kind: ErrorKind = getattr(error, "kind", "failure")
         raise CommandFailed(str(error), hint=error.hint, exit_code=EXIT_CODES[kind]) from error
     except OSError as error:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-import llama_cpp
+import llama_cpp  # type: ignore[import-not-found]
 import numpy as np
 
 

@@ -1,0 +1,195 @@
+"""Models as screens and commands see them: the folder, the catalog, downloads, what fits.
+
+Joins `storage` (files and downloads) with the catalog; holds no state of its own. Everything here
+may block on disk or network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
+from app.settings import Environment, Settings
+from models.catalog import CatalogDrafter, CatalogFile, load_catalog
+from models.catalog import CatalogModel as CatalogEntry
+from storage.errors import DownloadCancelled, ModelNotFound
+from storage.model_files import ModelFile, ModelFiles, PartFile
+from storage.paths import Paths
+
+if TYPE_CHECKING:
+    from storage.model_downloads import WantedFile
+    from storage.progress import DownloadProgress as Report
+
+ORIGINS = {"huggingface": "Hugging Face cache", "ollama": "Ollama", "folder": "another folder"}
+SHOWN_CONTEXT_LEN = 4096
+"""Context whose cache is counted when a model is said to fit or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Every model file this machine has, and every one it can get."""
+
+    paths: Paths
+    settings: Settings
+    environment: Environment
+
+    @property
+    def folder(self) -> Path:
+        """Where downloads go."""
+        return self.paths.models_dir
+
+    @property
+    def files(self) -> ModelFiles:
+        """Files in all folders."""
+        return ModelFiles(
+            self.folder,
+            hf_cache=self.environment.hf_cache,
+            ollama_dir=self.environment.ollama_models,
+        )
+
+    def installed(self) -> Sequence[InstalledModel]:
+        """Every model file that was found, this program's own first; drafters left out."""
+        drafters = {drafter.name for drafter in load_catalog().drafters}
+        return [
+            self._installed(model) for model in self.files.installed() if model.name not in drafters
+        ]
+
+    def catalog(self) -> Sequence[CatalogModel]:
+        """Every model that can be downloaded, smallest first."""
+        here = {model.name for model in self.files.installed()}
+        parts = {part.name: part for part in self.files.parts()}
+        return [self._catalog_model(entry, here, parts) for entry in load_catalog().models]
+
+    def find(self, name: str) -> Path | None:
+        """The file a catalog name, file stem or path means, or None when it is not here."""
+        try:
+            return self.files.resolve(name).path
+        except ModelNotFound:
+            return self._same_content(name)
+
+    def resolve(self, name: str) -> ModelFile:
+        """The file, with what is known of it. Raises: ModelNotFound naming near ones."""
+        path = self.find(name)
+        if path is None:
+            raise self.not_found(name)
+        return self.files.resolve(str(path))
+
+    def not_found(self, name: str) -> ModelNotFound:
+        """The error for a name that leads to no file: what it could have been, what to do."""
+        if load_catalog().find(name):
+            return ModelNotFound(
+                f"model {name!r} is not downloaded", hint=f"run 'foretell models pull {name}'"
+            )
+        near = load_catalog().near(name)
+        hint = f"did you mean {', '.join(near)}?" if near else "see 'foretell models list'"
+        return ModelNotFound(f"no model {name!r}", hint=hint)
+
+    def download(
+        self,
+        name: str,
+        *,
+        on_progress: Callable[[DownloadProgress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> Path | None:
+        """Fetch, check and install; None when it was cancelled, and the part is then kept.
+
+        Raises: StorageError, with the part kept.
+        """
+        from storage.model_downloads import HubAccess, ModelDownloads
+
+        downloads = ModelDownloads(
+            self.folder,
+            hub=HubAccess(self.environment.hf_endpoint, self.environment.hf_token),
+            is_offline=self.settings.offline,
+        )
+
+        def report(news: Report) -> None:
+            on_progress(
+                DownloadProgress(news.num_done, news.num_total, news.bytes_per_s, news.stage)
+            )
+
+        try:
+            return downloads.fetch(self.wanted(name), on_progress=report, is_cancelled=is_cancelled)
+        except DownloadCancelled:
+            return None
+
+    def wanted(self, name: str) -> Sequence[WantedFile]:
+        """The files a catalog name or an address means. Raises: ModelNotFound, StorageError."""
+        from storage.model_downloads import wanted_from_source
+        from storage.model_sources import is_source
+
+        if is_source(name):
+            return [wanted_from_source(name)]
+        entry = load_catalog().find(name)
+        if entry is None:
+            raise self.not_found(name)
+        return entry.files
+
+    def delete(self, path: Path) -> None:
+        """Remove an installed file, to the trash where there is one. Raises: StorageError."""
+        self.files.remove(self.files.resolve(str(path)))
+
+    def delete_part(self, name: str) -> None:
+        """Remove what an unfinished download has kept."""
+        self.files.remove_part(name)
+
+    def _same_content(self, name: str) -> Path | None:
+        """A catalog model that lies in another program's store under the same hash."""
+        entry = load_catalog().find(name)
+        if entry is None or len(entry.files) != 1 or entry.files[0].sha256 is None:
+            return None
+        file = self.files.with_hash(entry.files[0].sha256)
+        return file.path if file else None
+
+    def _installed(self, model: ModelFile) -> InstalledModel:
+        entry = load_catalog().find(model.name)
+        return InstalledModel(
+            name=model.name,
+            path=model.path,
+            size_bytes=model.size_bytes,
+            details=f"{entry.title}, {entry.quantization}" if entry else "",
+            origin=ORIGINS.get(model.origin, ""),
+            can_delete=model.can_remove,
+            drafters=self._drafters(model.name),
+        )
+
+    def _catalog_model(
+        self, entry: CatalogEntry, here: set[str], parts: dict[str, PartFile]
+    ) -> CatalogModel:
+        names = {_stem(file) for file in entry.files}
+        return CatalogModel(
+            name=entry.name,
+            title=entry.title,
+            size_bytes=entry.size_bytes,
+            licence=entry.licence,
+            is_installed=entry.name in here,
+            part_bytes=sum(parts[name].size_bytes for name in names if name in parts),
+            refusal=_does_not_fit(entry),
+            drafters=self._drafters(entry.name),
+        )
+
+    def _drafters(self, model_name: str) -> tuple[DrafterChoice, ...]:
+        return tuple(self._drafter(d) for d in load_catalog().drafters_for(model_name))
+
+    def _drafter(self, drafter: CatalogDrafter) -> DrafterChoice:
+        return DrafterChoice(
+            name=drafter.name, size_bytes=drafter.size_bytes, path=self.find(drafter.name)
+        )
+
+
+def _stem(file: CatalogFile) -> str:
+    return Path(file.file_name).name.removesuffix(".gguf")
+
+
+def _does_not_fit(entry: CatalogEntry) -> str | None:
+    """Both numbers when weights and a 4k cache need more memory than this machine has."""
+    needed = entry.memory_bytes(SHOWN_CONTEXT_LEN) or entry.size_bytes
+    total = psutil.virtual_memory().total
+    if needed <= total:
+        return None
+    return f"needs {needed / 1e9:.1f} GB, this machine has {total / 1e9:.1f} GB"
