@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.speculative.options import DEFAULT_WINDOW
 
@@ -23,6 +23,11 @@ class WindowPolicy:
     """Steps of a row count before its cost is believed rather than interpolated."""
     row_share: float = 0.25
     """Cost of a further row in plain steps before any was measured: careful on most machines."""
+    forget_after: int = 512
+    """Steps after which a row count that was not used again counts as unmeasured."""
+    explore_every: int = 12
+    """Every so many choices an unmeasured length may be tried as if it were as cheap as the next
+    shorter one: kernels have steps in their cost that no straight line shows."""
     cost_weight: float = 0.15
     """Weight of the newest cost: about the last dozen steps, contexts grow slowly."""
     probability_weight: float = 0.06
@@ -35,54 +40,59 @@ class WindowPolicy:
     """A parked drafter must promise this much before its park is cut short."""
 
 
-@dataclass(slots=True)
 class RowCosts:
     """Milliseconds of a whole step by the number of rows it forwarded."""
 
-    policy: WindowPolicy
-    _ms: dict[int, float] = field(default_factory=dict)
-    _counts: dict[int, int] = field(default_factory=dict)
-    _known: list[int] = field(default_factory=list)
+    def __init__(self, policy: WindowPolicy) -> None:
+        self.policy = policy
+        self._ms: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._seen_at: dict[int, int] = {}
+        self._known: list[int] = []
+        self._num_steps = 0
 
     def record(self, num_rows: int, ms: float) -> None:
         """A step of `num_rows` rows took `ms`."""
         count = self._counts.get(num_rows, 0) + 1
-        self._counts[num_rows] = count
         old = self._ms.get(num_rows, ms)
         # The first forward of a shape allocates and warms up: the second one replaces it.
         weight = 1.0 if count == 2 else max(self.policy.cost_weight, 1.0 / count)
         self._ms[num_rows] = old + weight * (ms - old)
+        self._counts[num_rows] = count
+        self._num_steps += 1
+        self._seen_at[num_rows] = self._num_steps
+        self._forget_old()
         self._known = sorted(self._ms)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether one-row steps and two longer lengths, or one long enough, were measured."""
-        settled = [r for r, n in self._counts.items() if n >= self.policy.min_samples]
-        return 1 in settled and len(settled) >= 2
 
     @property
     def has_plain(self) -> bool:
         """Whether a plain step was measured."""
         return 1 in self._ms
 
-    def ms(self, num_rows: int) -> float:
-        """Expected cost; unmeasured counts are read between their neighbours, a little hopefully.
+    @property
+    def is_known(self) -> bool:
+        """Whether one-row steps and some longer length were measured often enough."""
+        settled = [r for r, n in self._counts.items() if n >= self.policy.min_samples]
+        return 1 in settled and len(settled) >= 2
+
+    def ms(self, num_rows: int, *, is_hopeful: bool = False) -> float:
+        """Expected cost; unmeasured counts are read between their neighbours.
 
         Costs never fall with the row count, so the lower neighbour bounds an unmeasured one from
-        below. Half way between that bound and the straight line: hopeful enough to be tried when
-        it would pay, and a trial replaces it by the truth.
+        below: `is_hopeful` takes that bound, otherwise it is half way to the straight line.
         """
-        if num_rows in self._ms:
+        if self._counts.get(num_rows, 0) > 1 or [num_rows] == self._known:
             return self._ms[num_rows]
         at = bisect_left(self._known, num_rows)
         if at == 0:
             return self._ms[self._known[0]]
         low = self._known[at - 1]
         if at == len(self._known):
-            return self._ms[low] + self._slope(low) * (num_rows - low)
+            slope = 0.0 if is_hopeful else self._slope(low)
+            return self._ms[low] + slope * (num_rows - low)
         high = self._known[at]
-        share = (num_rows - low) / (high - low)
-        return self._ms[low] + 0.5 * share * max(self._ms[high] - self._ms[low], 0.0)
+        share = 0.0 if is_hopeful else 0.5 * (num_rows - low) / (high - low)
+        return self._ms[low] + share * max(self._ms[high] - self._ms[low], 0.0)
 
     def _slope(self, low: int) -> float:
         """Milliseconds of a row beyond the longest measured forward."""
@@ -90,6 +100,12 @@ class RowCosts:
         if low == first:
             return self._ms[low] * self.policy.row_share
         return max((self._ms[low] - self._ms[first]) / (low - first), 0.0)
+
+    def _forget_old(self) -> None:
+        """A length that was slow once (a hiccup, another context) gets another chance."""
+        horizon = self._num_steps - self.policy.forget_after
+        for num_rows in [r for r, at in self._seen_at.items() if at < horizon and r > 1]:
+            del self._ms[num_rows], self._counts[num_rows], self._seen_at[num_rows]
 
 
 class Acceptance:
@@ -104,6 +120,7 @@ class Acceptance:
     def __init__(self, policy: WindowPolicy) -> None:
         self._policy = policy
         self._by_position: list[float] = []
+        self._num_judged: list[int] = []
         self._hits = [0.0] * (self.NUM_BINS + 1)
         self._trials = [0.0] * (self.NUM_BINS + 1)
 
@@ -132,8 +149,11 @@ class Acceptance:
     def _record_position(self, position: int, hit: float) -> None:
         if position >= len(self._by_position):
             self._by_position.append(self._at(position))
+            self._num_judged.append(0)
         old = self._by_position[position]
-        self._by_position[position] = old + self._policy.probability_weight * (hit - old)
+        self._num_judged[position] += 1
+        weight = max(self._policy.probability_weight, 1.0 / (self._num_judged[position] + 2))
+        self._by_position[position] = old + weight * (hit - old)
 
     def _at(self, position: int) -> float:
         if position < len(self._by_position):
@@ -162,6 +182,7 @@ class AdaptiveWindow:
         self.costs = RowCosts(self.policy)
         self.acceptance = Acceptance(self.policy)
         self._current: int | None = None
+        self._num_choices = 0
 
     @property
     def max_drafts(self) -> int:
@@ -174,6 +195,12 @@ class AdaptiveWindow:
             return min(num_drafts, self.fixed)
         rates = self._rates(prefix_probs, num_drafts)
         best = max(range(len(rates)), key=rates.__getitem__)
+        self._num_choices += 1
+        if self._num_choices % self.policy.explore_every == 0:
+            hopeful = self._rates(prefix_probs, num_drafts, is_hopeful=True)
+            trial = max(range(len(hopeful)), key=hopeful.__getitem__)
+            if hopeful[trial] > rates[best] * self.policy.min_gain:
+                return trial
         current = self._current
         if (
             current is not None
@@ -191,14 +218,16 @@ class AdaptiveWindow:
         rates = self._rates(prefix_probs, num_drafts)
         return max(rates) >= rates[0] * self.policy.wake_gain
 
-    def _rates(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> list[float]:
+    def _rates(
+        self, prefix_probs: Sequence[float] | None, num_drafts: int, *, is_hopeful: bool = False
+    ) -> list[float]:
         """Expected tokens per millisecond of verifying 0, 1, ... `num_drafts` drafts."""
         num_tokens = 1.0
         rates = [num_tokens / self.costs.ms(1)]
         estimates = self.acceptance.prefix_probs(prefix_probs, num_drafts)
         for num_rows, probability in enumerate(estimates, start=2):
             num_tokens += probability
-            rates.append(num_tokens / self.costs.ms(num_rows))
+            rates.append(num_tokens / self.costs.ms(num_rows, is_hopeful=is_hopeful))
         return rates
 
 
