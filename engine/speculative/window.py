@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from engine.speculative.options import DEFAULT_WINDOW
 
 
+_LEAST_MS = 1e-6
+"""A clock may not tick during a step; rates divide by its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowPolicy:
     """The window's numbers, each with its reason."""
@@ -53,6 +57,7 @@ class RowCosts:
 
     def record(self, num_rows: int, ms: float) -> None:
         """A step of `num_rows` rows took `ms`."""
+        ms = max(ms, _LEAST_MS)
         count = self._counts.get(num_rows, 0) + 1
         old = self._ms.get(num_rows, ms)
         # The first forward of a shape allocates and warms up: the second one replaces it.
