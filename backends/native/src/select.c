@@ -74,6 +74,26 @@ int ft_has_amx_int8(void) {
     return 0; /* not tried on other systems */
 #endif
 }
+#endif
+
+#include "matmul_neon.h"
+#ifdef FT_NEON
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(_WIN32)
+#include <windows.h>
+#endif
+
+static int has_dot_product(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & 1ul << 20) != 0; /* HWCAP_ASIMDDP */
+#elif defined(_WIN32)
+    return IsProcessorFeaturePresent(43); /* PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE */
+#else
+    return 1; /* every Apple silicon processor */
+#endif
+}
+#endif
 
 static int always(void) { return 1; }
 
@@ -81,22 +101,17 @@ static const struct {
     const ft_kernels *kernels;
     int (*is_here)(void);
 } choices[] = {
+#ifdef FT_X86
     {&ft_amx_kernels, ft_has_amx_int8},
     {&ft_avx512_kernels, ft_has_avx512_vnni},
     {&ft_avxvnni_kernels, ft_has_avx_vnni},
     {&ft_avx2_kernels, ft_has_avx2},
-    {&ft_portable_kernels, always},
-};
-#else
-static int always(void) { return 1; }
-
-static const struct {
-    const ft_kernels *kernels;
-    int (*is_here)(void);
-} choices[] = {
-    {&ft_portable_kernels, always},
-};
 #endif
+#ifdef FT_NEON
+    {&ft_neon_kernels, has_dot_product},
+#endif
+    {&ft_portable_kernels, always},
+};
 
 const ft_kernels *ft_kernels_select(const char *wanted) {
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
