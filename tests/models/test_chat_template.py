@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
+import jinja2.sandbox
 import pytest
 
-from engine.commands import Message
+from engine.commands import Message, Role
 from engine.errors import EngineError
 from models.chat_template import GgufChatTemplate
 from models.errors import TemplateError
@@ -18,6 +20,7 @@ from models.gguf_file import GgufFile
 from models.tokenizer import GgufTokenizer
 from tests.models.make_gguf import made
 
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 SMOLLM2_HI = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
     "<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -270,6 +273,21 @@ def test_what_transformers_offers_is_there(toy: GgufTokenizer) -> None:
     )
     rendered = shown(toy, template.encode([user("x")]))
     assert rendered == '023 2031-05-17    {"a": "<é>"}[\n  1\n][(\'b\', 2)]'
+
+
+@pytest.mark.parametrize("roles", ["u", "su", "uau", "uu", "au"])
+def test_the_budget_changes_nothing_a_plain_sandbox_renders(toy: GgufTokenizer, roles: str) -> None:
+    """Loops, macros, containers, operators and filters are all intercepted."""
+    source = (FIXTURES / "every_construct.jinja").read_text(encoding="utf-8")
+    names: dict[str, Role] = {"u": "user", "a": "assistant", "s": "system"}
+    messages = [Message(names[role], f"hi {i}\n") for i, role in enumerate(roles)]
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = lambda value, indent=None: json.dumps(value, indent=indent)
+    expected = plain.from_string(source).render(
+        messages=[{"role": m.role, "content": m.content} for m in messages]
+    )
+    assert len(expected) > 300
+    assert prompt(toy, source, *messages) == expected
 
 
 def test_thinking_can_be_cut_out_of_old_answers(toy: GgufTokenizer) -> None:
