@@ -59,7 +59,7 @@ class Settings:
     """Catalog name or path of the model that opens with the program."""
     context_len: int | None = None
     """Most tokens a chat may hold; None takes the model's own, bounded by memory."""
-    system_prompt: str = ""
+    system_prompt: str = "You are a helpful assistant. Answer briefly and correctly."
     """First message of new chats; empty leaves it to the model's template."""
     theme: str = "textual-dark"
     """Name of a Textual theme."""

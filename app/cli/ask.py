@@ -54,6 +54,7 @@ def _turn(args: argparse.Namespace, settings: Settings, prompt: str) -> SubmitTu
         sampling=sampling_from(args, settings),
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
+        stop_on_repetition=True,
         context_policy="fail",
     )
 

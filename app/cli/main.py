@@ -85,6 +85,8 @@ def _dispatch(args: argparse.Namespace) -> int:
     except (SettingsError, EngineError, BackendError) as error:
         kind: ErrorKind = getattr(error, "kind", "failure")
         raise CommandFailed(str(error), hint=error.hint, exit_code=EXIT_CODES[kind]) from error
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise CommandFailed(_os_message(error), exit_code=_os_exit_code(error)) from error
     return OK
