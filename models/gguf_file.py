@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from backends.program import Weight
-from models.errors import BadGguf, ModelError, ModelMissing
+from models.errors import BadGguf, ModelError, ModelMissing, UnsupportedQuantization
 from models.gguf_header import Header, TensorInfo, Value, read_header
 from models.gguf_split import check_is_whole
 
@@ -145,7 +145,8 @@ class GgufFile:
         """One tensor as a view of the file, checked against the shape the model expects.
 
         Shapes: row-major, (out, in) for a matrix, (experts, out, in) for an expert stack.
-        Raises: BadGguf when it is missing or has another shape.
+        Raises: BadGguf when it is missing or has another shape; UnsupportedQuantization when
+        its type is not known here.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -156,6 +157,11 @@ class GgufFile:
         if shape is not None and info.shape != shape:
             raise BadGguf(
                 f"{self.path.name}: tensor {name} has shape {info.shape}, expected {shape}"
+            )
+        if not info.type.block_bytes:
+            raise UnsupportedQuantization(
+                f"{self.path.name}: tensor {name} has {info.type.name}, which is not known here",
+                hint="get a file with a common type such as Q4_K_M or Q8_0",
             )
         start = self.data_start + info.offset
         rows = math.prod(info.shape[:-1])

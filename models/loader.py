@@ -147,6 +147,4 @@ def inspect(path: Path) -> ModelSummary:
 
 
 if TYPE_CHECKING:
-    from typing import cast
-
-    _: ModelLoader = cast(Loader, None)
+    _: type[ModelLoader] = Loader

@@ -61,6 +61,7 @@ class Vocabulary:
         texts = file.strings("tokenizer.ggml.tokens")
         pre = file.text("tokenizer.ggml.pre", "")
         bos_id = _special_id(file, "bos", texts, 1 if model == "llama" else None)
+        eos_id = _special_id(file, "eos", texts, 2 if model == "llama" else None)
         return cls(
             model=model,
             pre=pre,
@@ -69,10 +70,10 @@ class Vocabulary:
             scores=_entries(file, "scores", "f", np.zeros(len(texts))),
             merges=file.strings("tokenizer.ggml.merges"),
             bos_id=bos_id,
-            eos_id=_special_id(file, "eos", texts, 2 if model == "llama" else None),
+            eos_id=eos_id,
             unknown_id=_special_id(file, "unknown", texts, 0 if model == "llama" else None),
             padding_id=_special_id(file, "padding", texts, None),
-            eog_ids=_eog_ids(file, texts),
+            eog_ids=_eog_ids(file, texts, eos_id),
             adds_bos=bos_id is not None and _adds_bos(file, model, pre),
             adds_space_prefix=file.flag("tokenizer.ggml.add_space_prefix", model == "llama"),
         )
@@ -171,9 +172,9 @@ _FIM_TEXTS = {
 }
 
 
-def _eog_ids(file: GgufFile, texts: Sequence[str]) -> frozenset[int]:
+def _eog_ids(file: GgufFile, texts: Sequence[str], eos_id: int | None) -> frozenset[int]:
     """The union of every way a file can name an end: one list never replaces another."""
-    ids = {_special_id(file, role, texts, None) for role in ("eos", "eot", "eom")}
+    ids = {eos_id, *(_special_id(file, role, texts, None) for role in ("eot", "eom"))}
     by_text = {text: i for i, text in enumerate(texts) if text in _ALL_END_TEXTS}
     ids |= {by_text[text] for text in _EOG_TEXTS & by_text.keys()}
     for role, candidates in _FIM_TEXTS.items():

@@ -27,6 +27,7 @@ from models.errors import (
     ModelError,
     ModelMissing,
     UnsupportedArchitecture,
+    UnsupportedQuantization,
 )
 from models.gguf_file import GgufFile
 from models.loader import Loader, inspect
@@ -35,7 +36,7 @@ from tests.models.make_gguf import made
 from tests.real_models import SMOLLM2_BYTES, find_model
 
 TRUNKS = Path(__file__).parent.parent / "fixtures" / "trunks"
-NAMES = sorted(path.parent.name for path in TRUNKS.glob("*/model.gguf"))
+NAMES = ("llama", "qwen3", "qwen3moe", "gemma3", "gemma4-dense", "gemma4-moe", "gemma4-ple")
 TARGET = TRUNKS / "gemma4-dense" / "model.gguf"
 
 
@@ -178,6 +179,20 @@ def test_inspect_describes_what_it_cannot_run(tmp_path: Path) -> None:
     found = inspect(path)
     assert found.unsupported == "other.gguf: architecture 'mamba7' is not supported"
     assert (found.context_len, found.display_name) == (99, "other")
+
+
+def test_inspect_describes_a_file_with_a_type_from_the_future(tmp_path: Path) -> None:
+    """E2: listed as unsupported, with tensor and type; loading says the same."""
+    raw = (TRUNKS / "llama" / "model.gguf").read_bytes()
+    at = raw.index(b"blk.1.ffn_up.weight") + len("blk.1.ffn_up.weight") + 4 + 16
+    path = tmp_path / "future.gguf"
+    path.write_bytes(raw[:at] + (156).to_bytes(4, "little") + raw[at + 4 :])
+    found = inspect(path)
+    assert found.unsupported is not None
+    assert "tensor blk.1.ffn_up.weight has type 156" in found.unsupported
+    assert ("type 156", 1) in found.weight_types
+    with pytest.raises(UnsupportedQuantization, match=r"blk\.1\.ffn_up\.weight has type 156"):
+        load(path)
 
 
 def test_inspect_refuses_what_is_no_model(tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def test_merges_take_the_best_rank_first_then_the_leftmost() -> None:
     ("keys", "expected"),
     [
         ({}, {2, 267}),
-        ({"eos_token_id": None}, {2, 267}),
+        ({"eos_token_id": None, "tokens": [*"abc"], "token_type": None, "scores": None}, {2}),
+        ({"eos_token_id": 263}, {2, 263, 267}),
         ({"eot_token_id": 260}, {2, 260, 267}),
         ({"eom_token_id": 261, "fim_pad_token_id": 262}, {2, 261, 262, 267}),
     ],
