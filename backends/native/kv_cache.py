@@ -1,7 +1,7 @@
 """One chat's keys and values for the native kernels: growing linear slots and window rings.
 
-Layout (see `src/program.h`): positions in tiles of 16; keys [tiles, G, D, 16] so that one load
-holds the same dim of 16 keys, values [tiles, G, 16, D padded to 16]. A ring's position p lies at
+Layout (see `src/program.h`): blocks of 128 positions; keys [blocks, G, 8, D, 16] so that one load
+holds the same dim of 16 keys, values [blocks, G, 128, D padded to 16]. A ring's position p lies at
 p % ring; it grows like a linear slot until it is full size, so nothing moves when it wraps.
 """
 
@@ -109,7 +109,7 @@ class NativeCache:
             self.memory[i] = SlotMemory(keys.ctypes.data, values.ctypes.data, wanted[i])
 
     def _capacity(self, index: int) -> int:
-        return len(self._keys[index]) * TILE
+        return len(self._keys[index]) * BLOCK
 
     def _wanted_capacity(self, index: int, length: int) -> int:
         held = self._capacity(index)
@@ -120,19 +120,20 @@ class NativeCache:
         return min(capacity, ring) if ring else capacity
 
     def _grown(self, index: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-        slot, tiles = self._layout.slots[index], len(self._keys[index])
-        keys = self._blank_keys(slot, capacity // TILE)
-        values = self._blank_values(slot, capacity // TILE)
-        keys[:tiles], values[:tiles] = self._keys[index], self._values[index]
+        slot, blocks = self._layout.slots[index], len(self._keys[index])
+        keys = self._blank_keys(slot, capacity // BLOCK)
+        values = self._blank_values(slot, capacity // BLOCK)
+        keys[:blocks], values[:blocks] = self._keys[index], self._values[index]
         return keys, values
 
     # Zeros, not noise: masked positions are multiplied by 0, which must not meet a NaN.
-    def _blank_keys(self, slot: KvSlot, tiles: int) -> np.ndarray:
-        return np.zeros((tiles, slot.kv_heads, slot.head_dim, TILE), self._layout.dtype)
+    def _blank_keys(self, slot: KvSlot, blocks: int) -> np.ndarray:
+        shape = (blocks, slot.kv_heads, BLOCK // TILE, slot.head_dim, TILE)
+        return np.zeros(shape, self._layout.dtype)
 
-    def _blank_values(self, slot: KvSlot, tiles: int) -> np.ndarray:
+    def _blank_values(self, slot: KvSlot, blocks: int) -> np.ndarray:
         padded = -(-slot.head_dim // TILE) * TILE
-        return np.zeros((tiles, slot.kv_heads, TILE, padded), self._layout.dtype)
+        return np.zeros((blocks, slot.kv_heads, BLOCK, padded), self._layout.dtype)
 
     def _no_memory(self, length: int, needed: int, free: int) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(
@@ -179,9 +180,9 @@ class NativeCache:
         copy = NativeCache(self._layout, self._available_bytes)
         copy.ensure_capacity(self._length)
         for i in range(len(self._layout.slots)):
-            tiles = min(len(self._keys[i]), len(copy._keys[i]))
-            copy._keys[i][:tiles] = self._keys[i][:tiles]
-            copy._values[i][:tiles] = self._values[i][:tiles]
+            blocks = min(len(self._keys[i]), len(copy._keys[i]))
+            copy._keys[i][:blocks] = self._keys[i][:blocks]
+            copy._values[i][:blocks] = self._values[i][:blocks]
         copy._length, copy._first_held = self._length, list(self._first_held)
         return copy
 
@@ -192,9 +193,10 @@ class NativeCache:
         state: dict[str, np.ndarray] = {}
         for i in range(len(self._layout.slots)):
             positions = self._held_positions(i)
-            tile, lane = self._places(i, positions)
-            state[f"k.{i}"] = self._keys[i][tile, :, :, lane]
-            state[f"v.{i}"] = self._values[i][tile, :, lane, : self._layout.slots[i].head_dim]
+            block, inside = self._places(i, positions)
+            tile, lane, dim = inside // TILE, inside % TILE, self._layout.slots[i].head_dim
+            state[f"k.{i}"] = self._keys[i][block, :, tile, :, lane]
+            state[f"v.{i}"] = self._values[i][block, :, inside, :dim]
             state[f"positions.{i}"] = positions
         return state
 
@@ -205,7 +207,7 @@ class NativeCache:
 
     def _places(self, index: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = positions % max(1, self._capacity(index))
-        return places // TILE, places % TILE
+        return places // BLOCK, places % BLOCK
 
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace the contents by an export of a cache of the same program. State: everything.
@@ -215,9 +217,10 @@ class NativeCache:
         starts = [self._check_import(state, i, length) for i in range(len(self._layout.slots))]
         self.ensure_capacity(length)
         for i, start in enumerate(starts):
-            tile, lane = self._places(i, np.arange(start, length, dtype=np.int64))
-            self._keys[i][tile, :, :, lane] = state[f"k.{i}"]
-            self._values[i][tile, :, lane, : self._layout.slots[i].head_dim] = state[f"v.{i}"]
+            block, inside = self._places(i, np.arange(start, length, dtype=np.int64))
+            tile, lane, dim = inside // TILE, inside % TILE, self._layout.slots[i].head_dim
+            self._keys[i][block, :, tile, :, lane] = state[f"k.{i}"]
+            self._values[i][block, :, inside, :dim] = state[f"v.{i}"]
         self._length = length
         self._first_held = starts
 

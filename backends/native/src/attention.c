@@ -94,11 +94,12 @@ static void append_row(const attention_job *job, const float *keys, const float 
                        const ft_row *row) {
     const ft_program *p = job->p;
     const ft_slot_memory *memory = &p->args->segments[row->segment].slots[job->op->slot];
-    const int64_t at = row->position % memory->capacity, tile = at / FT_KEY_TILE;
-    const int lane = (int)(at % FT_KEY_TILE), f32 = p->spec.is_f32_cache, heads = job->slot->kv_heads;
+    const int64_t at = row->position % memory->capacity, block = at / FT_KEY_BLOCK;
+    const int64_t inside = at % FT_KEY_BLOCK, tile = inside - inside % FT_KEY_TILE;
+    const int lane = (int)(inside % FT_KEY_TILE), f32 = p->spec.is_f32_cache, heads = job->slot->kv_heads;
     for (int64_t g = 0; g < heads; g++) {
-        const int64_t k_at = (tile * heads + g) * job->dim * FT_KEY_TILE;
-        const int64_t v_at = ((tile * heads + g) * FT_KEY_TILE + lane) * job->dim_padded;
+        const int64_t start = (block * heads + g) * FT_KEY_BLOCK; /* of the block, in positions */
+        const int64_t k_at = (start + tile) * job->dim, v_at = (start + inside) * job->dim_padded;
         p->vec->store_key(keys + g * job->dim, (uint8_t *)memory->keys + (size_t)k_at * element_bytes(p),
                           lane, job->dim, f32);
         p->vec->store_value(values + g * job->dim,
@@ -201,15 +202,14 @@ static void attend_block(const attention_job *job, const row_tile *tile, int kv_
                          const unit_scratch *s, float *max, float *sum, float *acc) {
     const ft_program *p = job->p;
     const int64_t kv = job->slot->kv_heads, bytes = (int64_t)element_bytes(p);
-    const int64_t at = block * FT_KEY_BLOCK % tile->memory->capacity / FT_KEY_TILE;
-    const int64_t k_tile = kv * job->dim * FT_KEY_TILE, v_tile = kv * FT_KEY_TILE * job->dim_padded;
+    const int64_t at = block * FT_KEY_BLOCK % tile->memory->capacity * kv + kv_head * FT_KEY_BLOCK;
     visible_range(job, tile, block, s);
     const ft_attend call = {
         .q = s->q, .queries = tile->rows * job->group, .dim = job->dim, .dim_padded = job->dim_padded,
         .is_f32 = p->spec.is_f32_cache,
-        .k = (const uint8_t *)tile->memory->keys + (at * k_tile + kv_head * (k_tile / kv)) * bytes,
-        .v = (const uint8_t *)tile->memory->values + (at * v_tile + kv_head * (v_tile / kv)) * bytes,
-        .k_tile = k_tile, .v_tile = v_tile, .begin = s->begin, .end = s->end,
+        .k = (const uint8_t *)tile->memory->keys + at * job->dim * bytes,
+        .v = (const uint8_t *)tile->memory->values + at * job->dim_padded * bytes,
+        .begin = s->begin, .end = s->end,
         .weights = s->weights, .max = max, .sum = sum, .acc = acc,
     };
     p->vec->attend(&call);

@@ -67,7 +67,8 @@ typedef struct ft_program_spec {
     int32_t is_f32_cache, padding;
 } ft_program_spec;
 
-/* Where one chat keeps a slot: keys [capacity/16, G, D, 16], values [capacity/16, G, 16, D padded]. */
+/* Where one chat keeps a slot, in blocks of 128 positions: keys [blocks, G, 8, D, 16], values
+ * [blocks, G, 128, D padded]; what one kv head reads of a block is one run of memory. */
 typedef struct ft_slot_memory {
     void *keys, *values;
     int64_t capacity; /* positions, a multiple of FT_KEY_BLOCK; the ring's size once it has grown */

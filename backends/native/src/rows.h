@@ -16,12 +16,11 @@
 enum ft_activation { FT_SILU = 0, FT_GELU_TANH = 1 };
 
 /* One block of keys and values of one kv head, and some queries on it.
- * Keys lie [tile][dim][16], values [tile][16][dim_padded]; strides are in elements. */
+ * Keys lie [tile][dim][16], values [position][dim_padded]. */
 typedef struct ft_attend {
     const float *q; /* [queries, dim_padded], multiplied by the scale already */
     int32_t queries, dim, dim_padded, is_f32;
     const void *k, *v;
-    int64_t k_tile, v_tile;
     const int32_t *begin, *end; /* per query: visible positions of the block, 0 .. FT_KEY_BLOCK */
     float *weights;             /* scratch [queries, FT_KEY_BLOCK] */
     float *max, *sum, *acc;     /* results: [queries], [queries], [queries, dim_padded] */

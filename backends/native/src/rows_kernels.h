@@ -181,7 +181,7 @@ FT_INLINE void score_tiles(const ft_attend *a, int q0, int t, const int queries,
     for (int d = 0; d < a->dim; d++) {
         v16 k[8];
         for (int j = 0; j < tiles; j++)
-            k[j] = load_kv(a->k, (t + j) * a->k_tile + d * FT_KEY_TILE, is_f32);
+            k[j] = load_kv(a->k, ((t + j) * a->dim + d) * FT_KEY_TILE, is_f32);
         for (int i = 0; i < queries; i++) {
             v16 x = v_set1(q[i * a->dim_padded + d]);
             for (int j = 0; j < tiles; j++) acc[i][j] = v_fma(x, k[j], acc[i][j]);
@@ -210,7 +210,7 @@ FT_INLINE void weigh_columns(const ft_attend *a, int q0, int t0, int t1, int d, 
         for (int lane = 0; lane < FT_KEY_TILE; lane++) {
             v16 v[8];
             for (int j = 0; j < columns; j++)
-                v[j] = load_kv(a->v, t * a->v_tile + lane * a->dim_padded + d + 16 * j, is_f32);
+                v[j] = load_kv(a->v, (t * FT_KEY_TILE + lane) * a->dim_padded + d + 16 * j, is_f32);
             for (int i = 0; i < queries; i++) {
                 v16 w = v_set1(weights[i * FT_KEY_BLOCK + t * FT_KEY_TILE + lane]);
                 for (int j = 0; j < columns; j++) acc[i][j] = v_fma(w, v[j], acc[i][j]);
