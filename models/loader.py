@@ -103,7 +103,7 @@ class Loader:
         if self.backend.name in _OWN_MEMORY:
             return
         context_len = min(config.context_len, _LEAST_CONTEXT_LEN)
-        needed = weight_bytes(file) + cache_bytes(program.slots, context_len)
+        needed = weight_bytes(file) + cache_bytes(file, program.slots, context_len)
         available = self._available_bytes()
         if needed > available:
             raise DoesNotFit(
@@ -125,7 +125,7 @@ def inspect(path: Path) -> ModelSummary:
         build = architecture_of(file).build
         program = build(file, ModelConfig.from_gguf(file))
         GgufTokenizer.from_gguf(file)
-        slots_bytes = cache_bytes(program.slots, 1024)
+        slots_bytes = cache_bytes(file, program.slots, 1024)
     except ModelError as error:
         unsupported = str(error)
     architecture = file.architecture

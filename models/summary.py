@@ -47,8 +47,6 @@ _FILE_TYPES = {
 }
 _HASHED_SAMPLES = 64
 _SAMPLE_BYTES = 4096
-_CACHE_NUMBER_BYTES = 2
-"""Keys and values are kept in half precision where the file's weights are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +98,18 @@ def quantization(file: GgufFile) -> str:
     return matrices.most_common(1)[0][0] if matrices else "none"
 
 
-def cache_bytes(slots: Sequence[KvSlot], num_tokens: int) -> int:
-    """Memory of one chat's keys and values at a length, in half precision."""
+def cache_bytes(file: GgufFile, slots: Sequence[KvSlot], num_tokens: int) -> int:
+    """Memory of one chat's keys and values at a length.
+
+    They are kept in half precision, or in float32 where every weight of the file is.
+    """
+    number_bytes = 4 if {info.type.name for info in file.tensors.values()} == {"F32"} else 2
     return sum(
-        2 * _CACHE_NUMBER_BYTES * slot.kv_heads * slot.head_dim * min(num_tokens, slot.window)
-        if slot.window is not None
-        else 2 * _CACHE_NUMBER_BYTES * slot.kv_heads * slot.head_dim * num_tokens
+        2
+        * number_bytes
+        * slot.kv_heads
+        * slot.head_dim
+        * min(num_tokens, slot.window or num_tokens)
         for slot in slots
     )
 

@@ -167,8 +167,8 @@ def test_inspect_says_what_a_model_is_and_needs() -> None:
     assert (found.context_len, found.vocab_size, found.has_chat_template) == (512, 512, False)
     assert found.file_bytes == TARGET.stat().st_size
     assert found.weight_bytes == found.num_parameters * 4
-    # 4 windowed layers of 16 tokens, 2 growing ones of 1024; keys and values, 2 bytes each.
-    assert found.cache_bytes_per_1k_tokens == 4 * (4 * 2 * 16 * 16) + 2 * (4 * 1 * 32 * 1024)
+    # 4 windowed layers of 16 tokens, 2 growing ones of 1024; keys and values, float32 as the file.
+    assert found.cache_bytes_per_1k_tokens == 4 * (8 * 2 * 16 * 16) + 2 * (8 * 1 * 32 * 1024)
     assert found.unsupported is None
 
 
@@ -212,6 +212,7 @@ def test_the_default_model_is_described_as_published() -> None:
     )
     assert (found.num_parameters, found.context_len) == (134_515_008, 8192)
     assert found.has_chat_template
+    assert found.cache_bytes_per_1k_tokens == 30 * 4 * 3 * 64 * 1024
     assert found.unsupported is None
 
 
