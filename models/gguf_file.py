@@ -201,6 +201,10 @@ class GgufFile:
 
 
 def _map_file(path: Path) -> mmap.mmap:
+    if path.is_dir():
+        raise ModelMissing(f"{path} is a folder", hint="name the .gguf file in it")
+    if path.exists() and not path.is_file():
+        raise BadGguf(f"{path} is not a regular file", hint="name a .gguf file")
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -208,8 +212,6 @@ def _map_file(path: Path) -> mmap.mmap:
         raise ModelMissing(
             f"there is no file {path}", hint="`foretell models list` shows what is installed"
         ) from None
-    except IsADirectoryError:
-        raise ModelMissing(f"{path} is a folder", hint="name the .gguf file in it") from None
     except ValueError:
         raise BadGguf(f"{path.name} is empty (0 bytes)", hint="get the file again") from None
     except OSError as error:

@@ -131,8 +131,8 @@ def inspect(path: Path) -> ModelSummary:
     architecture = file.architecture
     return ModelSummary(
         architecture=architecture,
-        display_name=file.text("general.name", path.stem),
-        license=file.text("general.license") if file.has("general.license") else None,
+        display_name=_shown(file, "general.name") or path.stem,
+        license=_shown(file, "general.license"),
         num_parameters=num_parameters(file),
         quantization=quantization(file),
         context_len=file.integer(f"{architecture}.context_length", 0),
@@ -144,6 +144,12 @@ def inspect(path: Path) -> ModelSummary:
         cache_bytes_per_1k_tokens=slots_bytes,
         unsupported=unsupported,
     )
+
+
+def _shown(file: GgufFile, key: str) -> str | None:
+    """A text that is only shown: whatever else stands there is no reason to refuse the file."""
+    value = file.metadata.get(key)
+    return value if isinstance(value, str) else None
 
 
 if TYPE_CHECKING:
