@@ -7,8 +7,7 @@ are float16 with float32 sums, rows attend together, and nothing is promised abo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import psutil
@@ -31,6 +30,7 @@ from backends.torch_backend.batch import Batch, Part, part_of
 from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, dense_bytes, look_up
 from backends.torch_backend.ops import OPS, Device, Rows, attend_masked, attend_row_by_row
+from backends.weights import matrix_weights
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
@@ -95,28 +95,6 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
-
-
-def matrix_weights(program: Program) -> Iterator[Weight]:
-    """Every weight that rows are multiplied with, once; tables that are only looked up are not."""
-    seen: set[int] = set()
-    for op in program.ops:
-        for weight in _weights_in(op):
-            if id(weight) not in seen:
-                seen.add(id(weight))
-                yield weight
-
-
-def _weights_in(node: object) -> Iterator[Weight]:
-    if isinstance(node, Weight):
-        yield node
-    elif isinstance(node, tuple):
-        for item in node:
-            yield from _weights_in(item)
-    elif is_dataclass(node):
-        for part in fields(node):
-            if part.name != "table":
-                yield from _weights_in(getattr(node, part.name))
 
 
 class TorchExecutable:

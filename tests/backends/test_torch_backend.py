@@ -12,8 +12,9 @@ from backends.base import BackendError, BackendUnavailable, OutOfDeviceMemory, S
 from backends.program import Weight
 from backends.reference import ReferenceBackend
 from backends.torch_backend import backend as torch_module
-from backends.torch_backend.backend import TorchBackend, TorchExecutable, matrix_weights
+from backends.torch_backend.backend import TorchBackend, TorchExecutable
 from backends.torch_backend.ops import attend_masked
+from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
     VOCAB,
     WINDOW,

@@ -14,7 +14,6 @@ import numpy as np
 from backends.base import Backend, Cache, Executable, Segment
 from backends.program import Program
 from backends.reference import ReferenceBackend
-from backends.torch_backend.backend import TorchBackend
 from models.config import ModelConfig
 from models.gguf_file import GgufFile
 
@@ -22,17 +21,20 @@ TRUNKS_DIR = Path(__file__).parents[1] / "fixtures" / "trunks"
 TRUNKS = ("llama", "qwen3", "qwen3moe", "gemma3", "gemma4-dense", "gemma4-moe", "gemma4-ple")
 
 
-def _native() -> Backend:
-    backend: Backend = importlib.import_module("backends.native.backend").NativeBackend()
+def _backend(module: str, name: str, *args: str) -> Backend:
+    backend: Backend = getattr(importlib.import_module(module), name)(*args)
     return backend
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "reference": ReferenceBackend,
-    "torch-cpu": lambda: TorchBackend("cpu"),
-}
-if find_spec("backends.native.backend") is not None:
-    BACKENDS["native"] = _native
+BACKENDS: dict[str, Callable[[], Backend]] = {"reference": ReferenceBackend}
+if find_spec("backends.native.backend"):
+    BACKENDS["native"] = lambda: _backend("backends.native.backend", "NativeBackend")
+if find_spec("torch"):
+    BACKENDS["torch-cpu"] = lambda: _backend(
+        "backends.torch_backend.backend", "TorchBackend", "cpu"
+    )
+if find_spec("mlx"):
+    BACKENDS["mlx"] = lambda: _backend("backends.mlx_backend.backend", "MlxBackend")
 
 
 class Expected(NamedTuple):

@@ -1,0 +1,173 @@
+"""Programs on MLX: the GPU of an Apple Silicon machine (and MLX's CPU device, for tests).
+
+Nothing is promised about equal bits: MLX chooses other kernels for other numbers of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+import psutil
+
+from backends.base import (
+    BackendCaps,
+    BackendError,
+    LoadProgress,
+    OutOfDeviceMemory,
+    RowOutput,
+    Segment,
+    WantLogits,
+    check_token_ids,
+)
+from backends.mlx_backend.kv_cache import MlxCache
+from backends.mlx_backend.matrix import Matrix
+from backends.mlx_backend.ops import OPS, Part, Rows, Weights
+from backends.program import Embed, PerLayerInputs, Program, Weight
+from backends.reference_ops import dequantize
+from backends.weights import matrix_weights
+
+if TYPE_CHECKING:
+    from backends.base import Backend, Cache, Executable
+
+_MAX_ROWS = 512
+
+
+class MlxBackend:
+    """MLX's default device."""
+
+    @property
+    def name(self) -> str:
+        """The name shown by `doctor`."""
+        return "mlx"
+
+    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> MlxExecutable:
+        """Convert the weights.
+
+        Raises: UnsupportedWeight, OutOfDeviceMemory.
+        """
+        weights = list(matrix_weights(program))
+        matrices: dict[int, Matrix] = {}
+        for i, weight in enumerate(weights):
+            matrices[id(weight)] = _placed(weight)
+            if progress is not None:
+                progress((i + 1) / len(weights))
+        return MlxExecutable(program, matrices)
+
+
+def _placed(weight: Weight) -> Matrix:
+    free = psutil.virtual_memory().available  # one memory for processor and GPU
+    if weight.data.nbytes < free:
+        try:
+            return Matrix(weight)
+        except (RuntimeError, MemoryError):
+            free = psutil.virtual_memory().available
+    raise OutOfDeviceMemory(
+        f"{weight.name} of {weight.data.nbytes} bytes does not fit: {free} bytes are free",
+        hint="close other programs or use a smaller model",
+    )
+
+
+def look_up(table: Weight, token_ids: list[int]) -> mx.array:
+    """Rows of a table, unpacked from the mapped file. Shapes: -> float32 [R, width]."""
+    rows = np.ascontiguousarray(table.data[token_ids])
+    return mx.array(dequantize(Weight(table.name, table.type, (len(rows), table.shape[-1]), rows)))
+
+
+class MlxExecutable:
+    """A program with its weights in MLX arrays."""
+
+    def __init__(self, program: Program, matrices: dict[int, Matrix]) -> None:
+        self._program = program
+        self._weights = Weights(matrices)
+        has_packed = any(weight.type != "F32" for weight in matrix_weights(program))
+        self._kv_type = mx.float16 if has_packed else mx.float32
+
+    @property
+    def caps(self) -> BackendCaps:
+        """No equal bits."""
+        return BackendCaps("mlx", f"MLX, {mx.default_device()}", False, False, _MAX_ROWS)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the matrices; tables that are only looked up stay in the mapped file."""
+        return sum(matrix.num_bytes for matrix in self._weights.matrices.values())
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of the slots without a window."""
+        slots = (slot for slot in self._program.slots if slot.window is None)
+        return sum(2 * int(self._kv_type.size) * s.kv_heads * s.head_dim for s in slots)
+
+    def new_cache(self) -> MlxCache:
+        """An empty cache."""
+        return MlxCache(self._program.slots, _MAX_ROWS, self._kv_type)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
+    ) -> RowOutput:
+        """Append and compute. State: each cache grows by its tokens once all rows are done."""
+        rows = self._rows(segments, want_logits)
+        for op in self._program.ops:
+            OPS[type(op)](op, rows, self._weights)
+        written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
+        mx.eval(written, rows.hidden, rows.logits)
+        output = RowOutput(
+            None if rows.logits is None else np.array(rows.logits),
+            np.array(rows.hidden) if want_hidden else None,
+        )
+        for part in rows.parts:
+            part.cache.advance(part.num_rows)
+        return output
+
+    def _rows(self, segments: Sequence[Segment], want_logits: WantLogits) -> Rows:
+        token_ids = [token_id for segment in segments for token_id in segment.token_ids]
+        if not 0 < len(token_ids) <= _MAX_ROWS:
+            raise BackendError(f"a forward takes 1 to {_MAX_ROWS} rows, not {len(token_ids)}")
+        check_token_ids(segments, self._program.vocab_size)
+        parts: list[Part] = []
+        for segment in segments:
+            cache = segment.cache
+            assert isinstance(cache, MlxCache), "a cache belongs to the backend that made it"
+            cache.ensure_rows(len(segment.token_ids))
+            first_row = parts[-1].rows.stop if parts else 0
+            rows = slice(first_row, first_row + len(segment.token_ids))
+            parts.append(Part(cache, rows, cache.length))
+        return Rows(
+            np.concatenate([np.arange(p.start, p.start + p.num_rows) for p in parts]),
+            parts,
+            {
+                id(op): look_up(op.table, token_ids)
+                for op in self._program.ops
+                if isinstance(op, (Embed, PerLayerInputs))
+            },
+            wanted_rows(parts, want_logits),
+        )
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._weights.matrices.clear()
+        self._weights.constants.clear()
+
+
+def wanted_rows(parts: Sequence[Part], want_logits: WantLogits) -> list[int]:
+    """Rows of the batch whose logits are wanted, in order."""
+    match want_logits:
+        case "all":
+            return list(range(parts[-1].rows.stop))
+        case "last":
+            return [part.rows.stop - 1 for part in parts]
+        case "none":
+            return []
+
+
+if TYPE_CHECKING:
+    _backend: type[Backend] = MlxBackend
+    _executable: type[Executable] = MlxExecutable
+    _cache: type[Cache] = MlxCache

@@ -1,0 +1,148 @@
+"""MLX: the oracle's numbers within its rounding, exact packing, the cache's contract.
+
+Runs wherever mlx can be imported; `pip install "mlx[cpu]"` brings it to Linux.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError, OutOfDeviceMemory, Segment
+from backends.reference import ReferenceBackend
+from backends.reference_ops import dequantize
+from tests.backends.tiny_programs import (
+    VOCAB,
+    WINDOW,
+    Maker,
+    everything,
+    logits_of,
+    random_ids,
+)
+
+mx = pytest.importorskip("mlx.core")
+mlx_backend = pytest.importorskip("backends.mlx_backend.backend")
+matrix = pytest.importorskip("backends.mlx_backend.matrix")
+
+pytestmark = pytest.mark.mlx
+
+# A float16 cache rounds keys and values; BF16 and Q6_K weights become float16 as well.
+TOLERANCES = {"F32": 2e-4, "Q4_1": 0.05, "Q5_0": 0.05, "Q8_0": 0.05, "Q4_K": 0.05, "Q6_K": 0.05}
+
+
+@cache
+def model(type_name: str = "F32"):  # type: ignore[no-untyped-def]  # mlx may be absent
+    return mlx_backend.MlxBackend().compile(everything(type_name))
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
+def test_packing_keeps_every_weight_exactly(type_name: str) -> None:
+    """A product with unit rows reads the matrix back."""
+    weight = Maker(type_name).weight(40, 256)
+    packed = matrix.Matrix(weight)
+    words, scales, biases = packed._arrays
+    read = mx.dequantize(words, scales, biases, group_size=32, bits=packed._bits)
+    np.testing.assert_array_equal(np.array(read), dequantize(weight))
+
+
+@pytest.mark.parametrize(("type_name", "tolerance"), TOLERANCES.items())
+@pytest.mark.parametrize("chunk", [40, 1, 9])
+def test_logits_are_the_oracles_for_every_weight_type(
+    type_name: str, tolerance: float, chunk: int
+) -> None:
+    reference, chat = (
+        ReferenceBackend().compile(everything(type_name)),
+        model(type_name).new_cache(),
+    )
+    token_ids = random_ids(40)
+    expected = logits_of(reference, reference.new_cache(), token_ids)
+    rows = [
+        logits_of(model(type_name), chat, token_ids[i : i + chunk]) for i in range(0, 40, chunk)
+    ]
+    np.testing.assert_allclose(np.concatenate(rows), expected, rtol=0, atol=tolerance)
+
+
+def test_no_equal_bits_are_promised() -> None:
+    assert not model().caps.is_row_independent
+    assert not model().caps.is_chunk_independent
+
+
+@pytest.mark.slow
+def test_s18_a_window_can_take_back_a_whole_forward_at_any_length() -> None:
+    rng = np.random.default_rng(0)
+    token_ids = random_ids(1500)
+    chat, rows = model().new_cache(), []
+    while chat.length < len(token_ids) - 180:
+        start, kept = chat.length, int(rng.integers(60, 180))
+        logits = logits_of(model(), chat, token_ids[start : start + kept] + random_ids(9, seed=2))
+        chat.rewind_to(start + kept)
+        rows.append(logits[:kept])
+    assert chat.slots[0].base > 0, "the window never slid: the test is too short"
+    undisturbed = model().new_cache()
+    expected = [
+        logits_of(model(), undisturbed, token_ids[i : min(i + 500, chat.length)])
+        for i in range(0, chat.length, 500)
+    ]
+    np.testing.assert_allclose(np.concatenate(rows), np.concatenate(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_rewinding_behind_the_window_is_refused_and_changes_nothing() -> None:
+    chat = model().new_cache()
+    token_ids = random_ids(1600)
+    for start in range(0, 1600, 400):
+        logits_of(model(), chat, token_ids[start : start + 400])
+    with pytest.raises(BackendError, match="cannot rewind a cache of 1600 tokens to 100"):
+        chat.rewind_to(100)
+    assert chat.length == 1600
+
+
+def test_an_exported_cache_continues_where_it_was() -> None:
+    chat, restored = model().new_cache(), model().new_cache()
+    logits_of(model(), chat, random_ids(200))
+    state = chat.export_state()
+    assert state["positions.0"].tolist() == list(range(200 - WINDOW, 200))
+    restored.import_state(state, 200)
+    np.testing.assert_allclose(
+        logits_of(model(), restored, random_ids(9)),
+        logits_of(model(), chat, random_ids(9)),
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+def test_a_misfit_state_is_refused_and_changes_nothing() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(6))
+    with pytest.raises(BackendError, match="does not fit slot 0"):
+        chat.import_state(chat.export_state(), 7)
+    assert chat.length == 6
+
+
+def test_a_clone_is_not_changed_by_its_original() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(6))
+    clone = chat.clone()
+    expected = clone.export_state()
+    chat.rewind_to(0)
+    logits_of(model(), chat, random_ids(6, seed=3))
+    for key, array in clone.export_state().items():
+        np.testing.assert_array_equal(array, expected[key])
+
+
+def test_a_failing_forward_changes_no_cache() -> None:
+    caches = [model().new_cache(), model().new_cache()]
+    logits_of(model(), caches[0], random_ids(3))
+    with pytest.raises(BackendError, match=f"token {VOCAB} is not in the vocabulary"):
+        model().forward([Segment([1], caches[0]), Segment([VOCAB], caches[1])])
+    assert [chat.length for chat in caches] == [3, 0]
+
+
+def test_a_context_too_long_for_the_memory_is_refused() -> None:
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(3))
+    with pytest.raises(OutOfDeviceMemory, match="a context of 1099511627776 tokens does not fit"):
+        chat.ensure_capacity(1 << 40)
+    assert logits_of(model(), chat, [1]).shape == (1, VOCAB)
