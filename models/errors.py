@@ -5,7 +5,7 @@ ModelError (an EngineError, so the engine can show it without knowing this packa
     BadGguf                   damaged, truncated or contradictory file
     UnsupportedArchitecture   a sound file of a kind nobody wrote here
     UnsupportedQuantization   a tensor type this program cannot read
-    SplitFile                 one part of a model that was cut in several
+    SplitFile                 a split model whose parts are not all here or not of one model
     DoesNotFit                the machine has not enough memory
     TemplateError             the model's chat template refuses or is broken
     DrafterMismatch           a drafter bound to another target
@@ -44,7 +44,7 @@ class UnsupportedQuantization(ModelError):
 
 
 class SplitFile(ModelError):
-    """One part of a model that was cut in several; says which and how to merge them."""
+    """A split model whose parts are not all here, or not of one model; names them."""
 
 
 class DoesNotFit(ModelError):

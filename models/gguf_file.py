@@ -9,8 +9,7 @@ Source: the GGUF layout, ggml `docs/gguf.md`, versions 2 and 3, little-endian.
 from __future__ import annotations
 
 import math
-import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,25 +17,23 @@ from types import MappingProxyType
 import numpy as np
 
 from backends.program import Weight
-from models.errors import BadGguf, ModelError, ModelMissing, UnsupportedQuantization
-from models.gguf_header import Header, TensorInfo, Value, read_header
-from models.gguf_split import check_is_whole
+from models.errors import BadGguf, UnsupportedQuantization
+from models.gguf_header import TensorInfo, Value
+from models.gguf_parts import FilePart, open_parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """An open model file. The mapping is released when the last view of it is dropped."""
+    """An open model file, of a split model all its parts together."""
 
     path: Path
+    """The file; of a split model its first part."""
     metadata: Mapping[str, Value]
     """Scalars as int, float, bool, str; arrays of strings as list, other arrays as ndarray."""
     tensors: Mapping[str, TensorInfo]
-    num_bytes: int
-    """Size of the file."""
-    data_start: int
-    """Where the tensor data begins, in bytes; everything before it is header."""
-    _bytes: np.ndarray
-    """uint8 [num_bytes], read-only view of the mapped file."""
+    parts: Sequence[FilePart]
+    """One, or the parts of a split model in order."""
+    _part_of: Mapping[str, FilePart]
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -44,22 +41,19 @@ class GgufFile:
 
         Raises: ModelMissing; BadGguf and its siblings for anything that is not a whole, sound file.
         """
-        mapped = _map_file(path)
-        header = read_header(mapped, path.name)
-        check_is_whole(path, header.metadata)
-        _check_tensor_data(header, len(mapped), path.name)
+        parts = open_parts(path)
         return cls(
-            path=path,
-            metadata=MappingProxyType(header.metadata),
-            tensors=MappingProxyType(header.tensors),
-            num_bytes=len(mapped),
-            data_start=header.data_start,
-            _bytes=np.frombuffer(mapped, np.uint8),
+            path=parts[0].path,
+            metadata=MappingProxyType(parts[0].header.metadata),
+            tensors={name: info for part in parts for name, info in part.header.tensors.items()},
+            parts=parts,
+            _part_of={name: part for part in parts for name in part.header.tensors},
         )
 
-    def read_bytes(self, start: int, count: int) -> bytes:
-        """`count` bytes of the file from `start`, fewer at its end."""
-        return self._bytes[start : start + count].tobytes()
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file, of a split model of all its parts."""
+        return sum(part.data.size for part in self.parts)
 
     # Metadata -------------------------------------------------------------------------------
 
@@ -163,9 +157,10 @@ class GgufFile:
                 f"{self.path.name}: tensor {name} has {info.type.name}, which is not known here",
                 hint="get a file with a common type such as Q4_K_M or Q8_0",
             )
-        start = self.data_start + info.offset
+        part = self._part_of[name]
+        start = part.header.data_start + info.offset
         rows = math.prod(info.shape[:-1])
-        data = self._bytes[start : start + info.num_bytes].reshape(rows, -1)
+        data = part.data[start : start + info.num_bytes].reshape(rows, -1)
         return Weight(name, info.type.name, info.shape, data)
 
     def optional_weight(self, name: str, shape: tuple[int, ...] | None = None) -> Weight | None:
@@ -198,38 +193,3 @@ class GgufFile:
     def optional_vector(self, name: str, width: int | None = None) -> np.ndarray | None:
         """`vector`, or None where the file has no such tensor."""
         return self.vector(name, width) if self.has_tensor(name) else None
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    if path.is_dir():
-        raise ModelMissing(f"{path} is a folder", hint="name the .gguf file in it")
-    if path.exists() and not path.is_file():
-        raise BadGguf(f"{path} is not a regular file", hint="name a .gguf file")
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelMissing(
-            f"there is no file {path}", hint="`foretell models list` shows what is installed"
-        ) from None
-    except ValueError:
-        raise BadGguf(f"{path.name} is empty (0 bytes)", hint="get the file again") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _check_tensor_data(header: Header, num_bytes: int, file_name: str) -> None:
-    """Every tensor lies inside the file and none lies over another."""
-    previous_end, previous_name = 0, ""
-    for info in sorted(header.tensors.values(), key=lambda info: info.offset):
-        end = info.offset + info.num_bytes
-        if header.data_start + end > num_bytes:
-            present = max(0, num_bytes - header.data_start - info.offset)
-            raise BadGguf(
-                f"{file_name} is truncated: tensor {info.name} needs {info.num_bytes} bytes, "
-                f"{present} are present (file has {num_bytes})",
-                hint="the download is incomplete; get the file again",
-            )
-        if info.offset < previous_end:
-            raise BadGguf(f"{file_name}: tensors {previous_name} and {info.name} overlap")
-        previous_end, previous_name = end, info.name

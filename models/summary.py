@@ -119,10 +119,12 @@ def content_hash(file: GgufFile) -> str:
 
     Tells fine-tunes of one header apart, since training moves every weight; not a security hash.
     """
-    digest = hashlib.sha256(file.num_bytes.to_bytes(8, "little"))
-    digest.update(file.read_bytes(0, file.data_start))
-    data_bytes = file.num_bytes - file.data_start
-    for sample in range(_HASHED_SAMPLES):
-        start = file.data_start + data_bytes * sample // _HASHED_SAMPLES
-        digest.update(file.read_bytes(start, _SAMPLE_BYTES))
+    digest = hashlib.sha256()
+    for part in file.parts:
+        start = part.header.data_start
+        digest.update(part.data.size.to_bytes(8, "little"))
+        digest.update(part.data[:start].data)
+        for sample in range(_HASHED_SAMPLES):
+            at = start + (part.data.size - start) * sample // _HASHED_SAMPLES
+            digest.update(part.data[at : at + _SAMPLE_BYTES].data)
     return digest.hexdigest()

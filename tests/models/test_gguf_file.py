@@ -7,6 +7,7 @@ import random
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -297,36 +298,72 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         GgufFile.open(parts.write(tmp_path / "model.gguf"))
 
 
-def split_part(tmp_path: Path, part: int, count: int = 3, name: str | None = None) -> Path:
-    parts = sound()
-    parts.metadata += [("split.count", count), ("split.no", part - 1)]
-    return parts.write(tmp_path / (name or f"big-{part:05d}-of-{count:05d}.gguf"))
+def split_part(tmp_path: Path, number: int, count: int = 3, **changes: Any) -> Path:
+    """Part `number` of a split model with one tensor in each part."""
+    keys = {"split.count": count, "split.no": number - 1, "split.tensors.count": max(count, 1)}
+    keys |= {key.replace("__", "."): value for key, value in changes.items()}
+    name = keys.pop("name", f"big-{number:05d}-of-{count:05d}.gguf")
+    tensor = keys.pop("tensor", f"t{number}")
+    own = {"general.architecture": "llama"} if number == 1 else {}
+    return made(own | keys, **{tensor: np.full((2, 4), number)}).write(tmp_path / name)
 
 
-@pytest.mark.parametrize("part", [1, 2])
-def test_a_split_part_says_which_and_how_to_merge(tmp_path: Path, part: int) -> None:
-    paths = [split_part(tmp_path, number) for number in (1, 2, 3)]
-    with pytest.raises(SplitFile, match=f"is part {part} of 3") as caught:
-        GgufFile.open(paths[part - 1])
-    assert "--merge big-00001-of-00003.gguf big.gguf" in caught.value.hint
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_any_part_opens_the_whole_split_model(tmp_path: Path, number: int) -> None:
+    paths = [split_part(tmp_path, part) for part in (1, 2, 3)]
+    file = GgufFile.open(paths[number - 1])
+    assert file.path == paths[0]
+    assert file.architecture == "llama"
+    assert list(file.tensors) == ["t1", "t2", "t3"]
+    for part in (1, 2, 3):
+        assert (file.weight(f"t{part}").data.view("<f4") == part).all()
+    assert file.num_bytes == sum(path.stat().st_size for path in paths)
 
 
-def test_a_split_part_names_the_parts_that_are_missing(tmp_path: Path) -> None:
-    first = split_part(tmp_path, 1)
-    split_part(tmp_path, 3)
-    with pytest.raises(SplitFile) as caught:
-        GgufFile.open(first)
-    assert "first get big-00002-of-00003.gguf;" in caught.value.hint
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    split_part(tmp_path, 1)
+    last = split_part(tmp_path, 3)
+    words = "part 3 of 3, missing are big-00002-of-00003.gguf"
+    with pytest.raises(SplitFile, match=words):
+        GgufFile.open(last)
+    many = split_part(tmp_path, 1, count=9)
+    with pytest.raises(SplitFile, match=r"big-00004-of-00009\.gguf and 5 more"):
+        GgufFile.open(many)
 
 
-def test_a_renamed_split_part_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SplitFile, match=r"one of 3 parts of a model and was renamed"):
+def test_a_renamed_part_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SplitFile, match="one of 3 parts of a model and was renamed"):
         GgufFile.open(split_part(tmp_path, 2, name="mine.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"split__no": 2}, "big-00002-of-00003.gguf is not part 2 of 3"),
+        ({"split__count": 4}, "big-00002-of-00003.gguf is not part 2 of 3"),
+        ({"tensor": "t1"}, "have 2 different tensors, 3 belong to the model"),
+    ],
+)
+def test_a_part_of_another_model_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    first = split_part(tmp_path, 1)
+    split_part(tmp_path, 2, **changes)
+    split_part(tmp_path, 3)
+    with pytest.raises(SplitFile, match=words):
+        GgufFile.open(first)
+
+
+def test_a_cut_part_is_named(tmp_path: Path) -> None:
+    first, second, _ = (split_part(tmp_path, part) for part in (1, 2, 3))
+    second.write_bytes(second.read_bytes()[:-1])
+    with pytest.raises(BadGguf, match="tensor t2 needs 32 bytes, 31 are present"):
+        GgufFile.open(first)
+
+
 def test_a_single_part_and_a_merged_file_open(tmp_path: Path) -> None:
-    assert GgufFile.open(split_part(tmp_path, 1, count=1)).has_tensor("one")
-    assert GgufFile.open(split_part(tmp_path, 1, count=0, name="merged.gguf")).has_tensor("one")
+    assert GgufFile.open(split_part(tmp_path, 1, count=1)).has_tensor("t1")
+    assert GgufFile.open(split_part(tmp_path, 1, count=0, name="merged.gguf")).has_tensor("t1")
 
 
 def use(path: Path) -> None:
@@ -344,7 +381,7 @@ def use(path: Path) -> None:
 def test_random_damage_raises_nothing_but_one_line_model_errors(tmp_path: Path, name: str) -> None:
     """Seeded cuts and byte changes, most of them in the header, where sizes live."""
     raw = (TRUNKS / name / "model.gguf").read_bytes()
-    header_len = GgufFile.open(TRUNKS / name / "model.gguf").data_start
+    header_len = GgufFile.open(TRUNKS / name / "model.gguf").parts[0].header.data_start
     path = tmp_path / "model.gguf"
     messages = []
     for seed in range(30):
