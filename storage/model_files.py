@@ -108,9 +108,9 @@ class ModelFiles:
         Raises: ModelNotFound with near names.
         """
         path = Path(name).expanduser()
-        if _is_path(name) and path.is_file():
-            return _from_path(path.absolute())
         models = self.installed()
+        if _is_path(name) and path.is_file():
+            return _at(path.absolute(), models)
         for fits in (operator.eq, _equal_ignoring_case):
             for model in models:
                 if fits(model.name, name) or fits(model.path.name, name):
@@ -235,7 +235,11 @@ def _group(paths: Iterable[Path], origin: Origin, root: Path | None = None) -> I
         )
 
 
-def _from_path(path: Path) -> ModelFile:
+def _at(path: Path, models: list[ModelFile]) -> ModelFile:
+    """The listed model a file belongs to, or the file as a model of its own."""
+    for model in models:
+        if path == model.path or path in model.shards:
+            return model
     match = _SHARD.match(path.stem)
     paths = [path]
     if match is not None:

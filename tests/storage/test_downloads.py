@@ -24,6 +24,7 @@ from tests.storage.misbehaving_server import (
     ignore_if_range,
     ignore_range,
     redirect,
+    run_server,
     send,
     short_ranges,
     stall_after,
@@ -147,6 +148,15 @@ def test_a_file_without_a_known_hash_is_checked_by_the_hubs_own(bench: Bench) ->
         bench.fetch(sha256=None)
     bench.server.plan = [redirect("/cdn/blob", **linked)]
     bench.fetch(sha256=None)
+    assert bench.is_installed()
+
+
+def test_a_hash_stated_by_another_host_is_not_believed(bench: Bench) -> None:
+    with run_server() as storage:
+        lie = {"X_Linked_ETag": '"' + "0" * 64 + '"'}
+        bench.server.plan = [redirect(f"{storage.url}/blob".replace("127.0.0.1", "localhost"))]
+        storage.plan = [send(CONTENT, **lie)]
+        bench.fetch(sha256=None)
     assert bench.is_installed()
 
 

@@ -52,7 +52,7 @@ def test_own_files_are_found_by_name_file_name_and_path(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path / "models")
     for name in ("smollm2-135m", "SmolLM2-135M", "smollm2-135m.gguf", str(path)):
         assert files.resolve(name).path == path
-    assert files.resolve("smollm2-135m").can_remove
+        assert files.resolve(name).can_remove
 
 
 def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
@@ -138,6 +138,12 @@ def test_ollama_models_are_used_in_place(tmp_path: Path) -> None:
     ]
     model = files.resolve("ollama:smollm2:135m")
     assert (model.path, model.sha256, model.can_remove) == (blob, HASH, False)
+
+
+def test_a_path_that_is_listed_nowhere_is_a_model_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "elsewhere" / "m.gguf")
+    model = ModelFiles(tmp_path / "own").resolve(str(path))
+    assert (model.name, model.path, model.can_remove) == ("m", path, False)
 
 
 def test_equal_names_stay_reachable_by_path(tmp_path: Path) -> None:

