@@ -63,6 +63,8 @@ class ChatScreen(Screen[None]):
         """The newest turn of the open chat in this run, for the numbers in the status bar."""
         self._retry_question_id: int | None = None
         """A question that failed and stands in the prompt again."""
+        self._is_ready = False
+        """Whether there are widgets to show something in."""
 
     @property
     def foretell(self) -> ForetellApp:
@@ -96,6 +98,7 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         """Open the chat that was asked for, or the one a crash left unfinished."""
+        self._is_ready = True
         self.set_interval(FLUSH_S, self.conversations.store.flush)
         await self.open_chat(self.chat_id or self._unfinished_chat())
         self.prompt.area.focus()
@@ -146,13 +149,13 @@ class ChatScreen(Screen[None]):
 
     def show_model(self) -> None:
         """The model changed: the empty chat's text and the status follow."""
-        if self.is_mounted:
+        if self._is_ready:
             self.query_one("#transcript-empty", Static).update(describe_empty_chat(self.foretell))
         self.show_status()
 
     def show_status(self) -> None:
         """Bring the status line up to date."""
-        if not self.is_mounted:
+        if not self._is_ready:
             return
         status = self.foretell.status()
         if self._last_turn is not None:
@@ -318,7 +321,7 @@ class ChatScreen(Screen[None]):
             return
         if self._is_busy():
             return
-        question = "Edit and ask again. The old message and its answers stay: ‹ › switches."
+        question = "Edit and ask again. The old message and its answers stay: ← → switches."
         text = await self.app.push_screen_wait(EditDialog(question, shown.text))
         if text is None or text == shown.text:
             return

@@ -143,7 +143,7 @@ class ModelsScreen(Screen[None]):
         """Read the folders and the catalog again."""
         self._read()
 
-    @work(thread=True, exclusive=True)
+    @work(thread=True, exclusive=True, group="models-list")
     def _read(self) -> None:
         library = self.foretell.services.models
         try:

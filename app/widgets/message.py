@@ -204,7 +204,7 @@ def describe_message(shown: ShownMessage) -> Content:
     if shown.model and shown.state != "streaming":
         parts.append(shown.model)
     if shown.num_versions > 1:
-        parts.append(f"‹ {shown.version}/{shown.num_versions} ›")
+        parts.append(f"← {shown.version}/{shown.num_versions} →")
     return Content(" · ".join(parts))
 
 

@@ -101,6 +101,11 @@ class Stage:
         return "\n".join(self.lines())
 
     @property
+    def notices(self) -> str:
+        """What the toasts say."""
+        return "\n".join(notice.message for notice in self.app._notifications)
+
+    @property
     def chat_id(self) -> str:
         assert self.app.chat_screen.chat_id is not None
         return self.app.chat_screen.chat_id

@@ -121,7 +121,7 @@ async def test_regenerate_asks_with_the_same_prompt_as_a_new_attempt(tmp_path: P
         stage.engine.answer("D2")
         await stage.settle()
         assert contents(stage) == ["A", "B", "C", "D2"]
-        assert "‹ 2/2 ›" in stage.text
+        assert "← 2/2 →" in stage.text
 
 
 async def test_an_old_answer_is_one_key_away(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_an_old_answer_is_one_key_away(tmp_path: Path) -> None:
         await stage.pilot.press("ctrl+up", "left")
         await stage.settle()
         assert "first answer" in stage.text
-        assert "‹ 1/2 ›" in stage.text
+        assert "← 1/2 →" in stage.text
         assert contents(stage) == ["A", "first answer"]
 
 

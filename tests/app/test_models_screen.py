@@ -1,0 +1,259 @@
+"""Getting, using and deleting models, and the first run without one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from app.screens.models import ModelsScreen
+from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
+from app.settings import DEFAULT_MODEL
+from engine.commands import LoadModel, SubmitTurn
+from storage.errors import StorageError
+from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
+
+QWEN = InstalledModel("qwen3-8b", Path("/models/qwen3-8b.gguf"), 5_098_362_432, "qwen3 Q4_K_M")
+GEMMA = CatalogModel("gemma3-270m", "Gemma 3 270M", 253_113_024, "Gemma terms")
+HUGE = CatalogModel(
+    "llama-70b", "Llama 70B", 42_000_000_000, "Llama", refusal="needs 45 GB, 8 GB are free [/]"
+)
+Report = Callable[[DownloadProgress], None]
+
+
+class Script:
+    """A download that moves when the test says so."""
+
+    def __init__(self, library: FakeLibrary, result: InstalledModel) -> None:
+        self.library = library
+        self.result = result
+        self.started = threading.Event()
+        self.steps: list[str] = []
+        self.gate = threading.Semaphore(0)
+        library.script = self.run
+
+    def run(self, name: str, report: Report, is_cancelled: Callable[[], bool]) -> Path | None:
+        total = self.result.size_bytes
+        self.steps.append(name)
+        report(DownloadProgress(total // 2, total, 5e6))
+        self.started.set()
+        self.gate.acquire(timeout=10)  # a failed test must not hold the thread for ever
+        if is_cancelled():
+            return None
+        self.library.models.append(self.result)
+        return self.result.path
+
+    def go_on(self) -> None:
+        self.gate.release()
+
+
+async def wait_for_start(stage: Stage, script: Script) -> None:
+    assert await asyncio.to_thread(script.started.wait, 10)
+    for _ in range(3):
+        await stage.pilot.pause()
+
+
+async def open_models(stage: Stage) -> None:
+    await stage.pilot.press("f3")
+    await stage.settle()
+    await stage.settle()
+    assert isinstance(stage.app.screen, ModelsScreen)
+
+
+async def test_without_a_model_the_first_screen_says_what_enter_does_and_does_it(
+    tmp_path: Path,
+) -> None:
+    library = FakeLibrary()
+    script = Script(library, SMOL)
+    async with open_stage(tmp_path, library=library) as stage:
+        assert "There is no model on this machine yet." in stage.text
+        assert "98 MB" in stage.text
+        assert "/models" in stage.text
+        await stage.pilot.press("enter")
+        await wait_for_start(stage, script)
+        assert script.steps == [DEFAULT_MODEL]
+        assert "49 MB of 98 MB · 50% · 5 MB/s" in stage.text
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        (load,) = stage.engine.sent(LoadModel)
+        assert load.path == SMOL.path
+        assert "ready" in stage.text
+
+
+async def test_a_question_asked_before_the_first_download_is_answered_after_it(
+    tmp_path: Path,
+) -> None:
+    library = FakeLibrary()
+    script = Script(library, SMOL)
+    async with open_stage(tmp_path, library=library) as stage:
+        await stage.type("hello")
+        await stage.pilot.press("enter")
+        await wait_for_start(stage, script)
+        assert not stage.engine.sent(SubmitTurn)
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert len(stage.engine.sent(SubmitTurn)) == 1
+
+
+async def test_a_failed_first_download_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
+    library = FakeLibrary()
+
+    def fail(name: str, report: Report, is_cancelled: Callable[[], bool]) -> None:
+        raise StorageError("no route to [host", hint="check the network")
+
+    library.script = fail
+    async with open_stage(tmp_path, library=library) as stage:
+        await stage.pilot.press("enter")
+        await stage.settle()
+        await stage.settle()
+        assert "no route to [host: check the network" in stage.text.replace("\n", " ")
+        script = Script(library, SMOL)
+        await stage.pilot.press("enter")
+        await wait_for_start(stage, script)
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert "ready" in stage.text
+
+
+async def test_the_list_says_what_fits_and_why_not(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL], entries=[GEMMA, HUGE])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        assert "● smollm2-135m  98 MB  llama Q4_1" in stage.text
+        assert "gemma3-270m  253 MB  Gemma terms" in stage.text
+        assert "does not fit: needs 45 GB, 8 GB are free [/]" in stage.text
+
+
+async def test_a_refused_drafter_stands_beside_its_model_with_the_reason(tmp_path: Path) -> None:
+    drafter = DrafterChoice("qwen3-0.6b", 600_000_000, Path("/d.gguf"), "another vocabulary [x")
+    model = InstalledModel("qwen3-8b", Path("/q.gguf"), 5_000_000_000, drafters=(drafter,))
+    async with open_stage(tmp_path, library=FakeLibrary(models=[SMOL, model])) as stage:
+        await open_models(stage)
+        assert "↳ qwen3-0.6b  600 MB  refused: another vocabulary [x" in stage.text
+        await stage.pilot.press("down", "down", "enter")
+        await stage.settle()
+        assert len(stage.engine.sent(LoadModel)) == 1
+
+
+async def test_an_installed_drafter_is_loaded_with_its_model(tmp_path: Path) -> None:
+    drafter = DrafterChoice("qwen3-mtp", 600_000_000, Path("/d.gguf"))
+    model = InstalledModel("qwen3-8b", Path("/q.gguf"), 5_000_000_000, drafters=(drafter,))
+    async with open_stage(tmp_path, library=FakeLibrary(models=[SMOL, model])) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "down", "enter")
+        await stage.settle()
+        load = stage.engine.sent(LoadModel)[-1]
+        assert load.path == Path("/q.gguf")
+        assert load.speculation.drafter_path == str(Path("/d.gguf"))
+
+
+async def test_using_another_model_loads_it_and_remembers_it(tmp_path: Path) -> None:
+    async with open_stage(tmp_path, library=FakeLibrary(models=[SMOL, QWEN])) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await stage.settle()
+        assert [load.name for load in stage.engine.sent(LoadModel)] == ["smollm2-135m", "qwen3-8b"]
+        assert stage.saved[-1].model == "qwen3-8b"
+        assert "qwen3-8b  ready" in stage.text
+
+
+async def test_a_download_goes_on_when_the_screen_is_left(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL], entries=[GEMMA])
+    result = InstalledModel("gemma3-270m", Path("/models/g.gguf"), 253_113_024)
+    script = Script(library, result)
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await wait_for_start(stage, script)
+        assert "127 MB of 253 MB · 50%" in stage.text
+        await stage.pilot.press("escape")
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert "gemma3-270m is ready" in stage.notices
+        assert len(stage.engine.sent(LoadModel)) == 1
+
+
+async def test_a_download_that_is_under_way_shows_when_the_screen_is_opened_again(
+    tmp_path: Path,
+) -> None:
+    library = FakeLibrary(models=[SMOL], entries=[GEMMA])
+    script = Script(library, InstalledModel("gemma3-270m", Path("/g.gguf"), 253_113_024))
+    async with open_stage(tmp_path, library=library) as stage:
+        assert stage.app.downloads.start("gemma3-270m")
+        await wait_for_start(stage, script)
+        await stage.pilot.press("f3")
+        # Not settle(): it would wait for the download, which waits for this test.
+        for _ in range(100):
+            if "127 MB of 253 MB" in stage.text:
+                break
+            await stage.pilot.pause()
+        assert "127 MB of 253 MB" in stage.text
+        script.go_on()
+
+
+async def test_cancel_stops_the_download_and_deletes_nothing(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL], entries=[GEMMA])
+    script = Script(library, InstalledModel("gemma3-270m", Path("/g.gguf"), 253_113_024))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await wait_for_start(stage, script)
+        await stage.pilot.press("x")
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert not stage.app.downloads.states["gemma3-270m"].is_running
+        assert library.deleted_parts == []
+        assert [model.name for model in library.models] == ["smollm2-135m"]
+
+
+async def test_a_model_is_deleted_only_after_a_yes(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL, QWEN])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "d")
+        await stage.pilot.pause()
+        assert "Delete qwen3-8b (5.1 GB)?" in stage.text
+        await stage.pilot.press("escape")
+        await stage.settle()
+        assert library.deleted == []
+        await stage.pilot.press("d")
+        await stage.pilot.pause()
+        await stage.pilot.press("y")
+        await stage.settle()
+        await stage.settle()
+        assert library.deleted == [QWEN.path]
+
+
+async def test_the_loaded_model_and_files_of_other_programs_are_not_deleted(
+    tmp_path: Path,
+) -> None:
+    foreign = InstalledModel("theirs", Path("/o.gguf"), 1_000_000_000, "", "Ollama", False)
+    library = FakeLibrary(models=[SMOL, foreign])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("d")
+        await stage.settle()
+        assert "This model is loaded" in stage.notices
+        await stage.pilot.press("down", "d")
+        await stage.settle()
+        assert "belongs to Ollama" in stage.notices
+        assert library.deleted == []
+
+
+async def test_what_does_not_fit_is_fetched_only_after_a_yes(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL], entries=[HUGE])
+    script = Script(library, InstalledModel("llama-70b", Path("/l.gguf"), 42_000_000_000))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await stage.pilot.pause()
+        assert "Download it all the same?" in stage.text
+        await stage.pilot.press("escape")
+        await stage.settle()
+        assert script.steps == []
