@@ -49,7 +49,7 @@ class GgufChatTemplate:
         tokenizer: GgufTokenizer,
         *,
         model_name: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source

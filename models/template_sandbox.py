@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
 _MAX_STEPS = 50_000
+# Of this thread's own time: a busy machine or a closed lid is not the template's fault.
 _MAX_SECONDS = 3.0
 _MAX_CHARS = 64 << 20
 _MAX_RESULT_LEN = 16 << 20

@@ -112,6 +112,19 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_placed() ->
     assert backend.num_compiled == 0
 
 
+def test_tables_that_are_only_looked_up_need_no_memory() -> None:
+    """They stay in the mapped file; the per-layer table is half of a Gemma 4 E4B file."""
+    path = TRUNKS / "gemma4-ple" / "model.gguf"
+    file = GgufFile.open(path)
+    table = file.tensors["per_layer_token_embd.weight"].num_bytes
+    assert table > 150_000
+    cache = 4 * (2 * 2 * 16 * 16) * 2 + 2 * (2 * 4 * 32 * 512)
+    enough = sum(info.num_bytes for info in file.tensors.values()) - table + cache
+    assert load(path, available_bytes=lambda: enough).num_parameters
+    with pytest.raises(DoesNotFit):
+        load(path, available_bytes=lambda: enough - 50_000)
+
+
 @pytest.mark.parametrize(
     ("breaking", "error", "kind"),
     [
