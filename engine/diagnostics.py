@@ -40,23 +40,36 @@ def cold_check(
     An f32 model must also agree with a one-piece prefill within `F32_TOLERANCE`.
     State: unchanged.
     """
-    cached_ids = [*prompt_ids, *emitted_ids[:-1]]
-    if holder.token_ids != cached_ids or holder.cache.length != len(cached_ids):
+    if holder.token_ids != [*prompt_ids, *emitted_ids[:-1]]:
         return False
-    executable = model.executable
     next_id = emitted_ids[-1] if emitted_ids else prompt_ids[-1]
-    live = _contents(executable, holder.cache, next_id)
+    if not cold_cache_agrees(holder, len(prompt_ids), next_id):
+        return False
+    return model.quantization != "F32" or _one_piece_agrees(holder, next_id)
+
+
+def cold_cache_agrees(holder: Holder, prompt_len: int, next_id: int) -> bool:
+    """Whether a fresh cache, the first `prompt_len` tokens prefilled, then row by row, agrees.
+
+    `next_id` is the token whose logits are compared at the end. State: unchanged.
+    """
+    executable, ids = holder.executable, holder.token_ids
+    if holder.cache.length != len(ids):
+        return False
     cold = executable.new_cache()
-    _prefill(executable, cold, prompt_ids)
-    for token_id in emitted_ids[:-1]:
+    _prefill(executable, cold, ids[:prompt_len])
+    for token_id in ids[prompt_len:]:
         _forward(executable, cold, [token_id])
     tolerance = 0.0 if executable.caps.is_row_independent else KERNEL_TOLERANCE
-    is_same = _agree(live, _contents(executable, cold, next_id), tolerance)
-    if is_same and model.quantization == "F32":
-        whole = executable.new_cache()
-        _forward(executable, whole, cached_ids)
-        return _agree(live, _contents(executable, whole, next_id), F32_TOLERANCE)
-    return is_same
+    live = _contents(executable, holder.cache, next_id)
+    return _agree(live, _contents(executable, cold, next_id), tolerance)
+
+
+def _one_piece_agrees(holder: Holder, next_id: int) -> bool:
+    whole = holder.executable.new_cache()
+    _forward(holder.executable, whole, holder.token_ids)
+    live = _contents(holder.executable, holder.cache, next_id)
+    return _agree(live, _contents(holder.executable, whole, next_id), F32_TOLERANCE)
 
 
 def _prefill(executable: Executable, cache: Cache, token_ids: Sequence[int]) -> None:
