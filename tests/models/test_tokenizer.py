@@ -251,6 +251,23 @@ def test_cached_words_give_the_same_ids(tmp_path: Path) -> None:
     assert tokenizer.encode(text) == tokenizer.encode(text) == fresh.encode(text)
 
 
+def test_a_token_with_a_space_inside_is_found_over_the_word_boundary(tmp_path: Path) -> None:
+    """Gemma 3 has `>▁</`; words are encoded apart only where no token reaches over."""
+    texts = ["<unk>", "▁", "a", "b", "a▁", "a▁b", "▁b"]
+    file = vocabulary_file(
+        tmp_path,
+        tokens=texts,
+        token_type=[2] + [1] * 6,
+        scores=[0.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
+        add_space_prefix=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    tokenizer = GgufTokenizer.from_gguf(file)
+    assert tokenizer.encode("a b") == [5]
+    assert tokenizer.encode("b b") == [3, 6]
+
+
 def test_merges_take_the_best_rank_first_then_the_leftmost() -> None:
     ranks = {"ab": 1.0, "bc": 0.0, "aa": 2.0}
 
