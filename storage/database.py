@@ -88,6 +88,8 @@ class Database:
         connection.create_function("fold", 1, fold, deterministic=True)
         connection.execute(f"PRAGMA busy_timeout = {int(busy_timeout_ms)}")
         connection.execute("PRAGMA foreign_keys = ON")
+        # A deleted chat is overwritten, not only forgotten.
+        connection.execute("PRAGMA secure_delete = ON")
         self._refuse_newer(self._version())
         if self._is_prepared():
             return

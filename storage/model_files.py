@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Literal
 
+from storage.download_lock import download_lock
 from storage.errors import ModelNotFound, StorageError
 
 log = logging.getLogger(__name__)
@@ -143,17 +145,24 @@ class ModelFiles:
         return in_trash
 
     def remove_part(self, name: str) -> bool:
-        """Delete what unfinished downloads of a name have kept; False when there was nothing."""
+        """Delete what unfinished downloads of a name have kept; False when there was nothing.
+
+        Raises: DownloadBusy while the download goes on somewhere.
+        """
         parts = [part for part in self.parts() if name in (part.name, part.path.parent.name)]
         for part in parts:
-            part.path.unlink(missing_ok=True)
-            part.path.with_name(part.path.name + ".json").unlink(missing_ok=True)
+            with download_lock(part.path.with_name(part.path.name.removesuffix(PART_SUFFIX))):
+                part.path.unlink(missing_ok=True)
+                part.path.with_name(part.path.name + ".json").unlink(missing_ok=True)
             self._drop_empty_folder(part.path.parent)
         return bool(parts)
 
     def _drop_empty_folder(self, folder: Path) -> None:
-        if folder != self.models_dir and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        if folder == self.models_dir or not folder.is_dir():
+            return
+        rest = list(folder.iterdir())
+        if all(path.name.startswith(".") and path.suffix == ".lock" for path in rest):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def scan_folder(folder: Path, origin: Origin) -> Iterator[ModelFile]:

@@ -160,6 +160,19 @@ def test_deleting_a_chat_takes_its_messages_and_nothing_else(
     assert shown(store, kept.id) == ["hello", "hi"]
 
 
+def test_the_text_of_a_deleted_chat_is_not_left_in_the_file(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    store = ChatStore(database)
+    secret = "the password is hunter2-correct-horse"
+    chat = store.create()
+    store.add_message(chat.id, "user", secret)
+    store.delete(chat.id)
+    database.close()
+    left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"SQLite format 3" in left
+    assert secret.encode() not in left
+
+
 def test_a_chat_deleted_elsewhere_is_gone_in_every_call(store: ChatStore) -> None:
     chat = store.create()
     message = store.add_message(chat.id, "user", "hello")

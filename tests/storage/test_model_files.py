@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from storage.errors import ModelNotFound, StorageError
+from storage.download_lock import download_lock
+from storage.errors import DownloadBusy, ModelNotFound, StorageError
 from storage.model_files import ModelFiles, hash_file, read_record, write_record
 
 HASH = "ab" * 32
@@ -87,7 +88,14 @@ def test_a_part_is_removed_with_its_note(tmp_path: Path) -> None:
     assert files.remove_part("a")
     assert files.remove_part("big")
     assert not files.remove_part("a")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".a.gguf.lock"]
+
+
+def test_a_part_that_is_growing_is_not_removed(tmp_path: Path) -> None:
+    part = write(tmp_path / "a.gguf.part")
+    with download_lock(tmp_path / "a.gguf"), pytest.raises(DownloadBusy):
+        ModelFiles(tmp_path).remove_part("a")
+    assert part.exists()
 
 
 def test_shards_are_one_model_and_know_whether_they_are_all_there(tmp_path: Path) -> None:
