@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from storage.chats import ChatStore
     from storage.database import Database
 
+FREE_MEMORY_SHARE = 0.25
+"""Of the free memory, for chat caches: weights, other programs and the file cache need the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
@@ -93,10 +96,20 @@ class Wiring:
     def start_engine(
         self, settings: Settings, on_event: Callable[[EngineEvent], None]
     ) -> EngineHost:
-        """Start the engine thread; events come on that thread."""
+        """Start the engine thread; it imports the backend, and events come on it."""
         from engine.host import EngineHost
+        from engine.options import EngineOptions
 
-        return EngineHost(self.loader(settings), on_event)
+        loader = self.loader(settings)
+        return EngineHost(
+            loader,
+            on_event,
+            prepare=lambda: loader.backend.name,
+            options=EngineOptions(
+                holder_budget_bytes=cache_budget_bytes(settings),
+                checkpoint_dir=self.paths.models_dir / "checkpoints",
+            ),
+        )
 
     def services(self, settings: Settings, *, chat_id: str | None = None) -> Services:
         """What the screens are built from."""
@@ -108,3 +121,12 @@ class Wiring:
             start_engine=lambda on_event: self.start_engine(settings, on_event),
             chat_id=chat_id,
         )
+
+
+def cache_budget_bytes(settings: Settings) -> int:
+    """Memory for all chats' caches: what was set, or a share of what is free now."""
+    if settings.cache_budget_mb:
+        return settings.cache_budget_mb << 20
+    import psutil  # 30 ms that listing chats need not pay
+
+    return int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)

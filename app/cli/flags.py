@@ -73,4 +73,5 @@ def load_command(settings: Settings, wiring: Wiring) -> LoadModel:
         name=found.name,
         context_len=settings.context_len,
         speculation=settings.speculation,
+        system_prompt=settings.system_prompt,
     )

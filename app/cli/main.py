@@ -67,6 +67,7 @@ def _run(args: argparse.Namespace, parser: Parser) -> int:
 def _dispatch(args: argparse.Namespace) -> int:
     # Imported after --help, --version and usage errors have left.
     from app.cli.commands import COMMANDS
+    from app.log_file import start_log
     from app.wiring import Wiring
     from storage.errors import ModelNotFound, NotEnoughSpace, OfflineError, StorageError
 
@@ -78,6 +79,7 @@ def _dispatch(args: argparse.Namespace) -> int:
 
     try:
         wiring = Wiring.from_environment(is_offline=args.offline)
+        start_log(wiring.paths.log_file)
         COMMANDS[args.command or "chat"](args, wiring)
     except StorageError as error:
         code = exit_codes.get(type(error), FAILURE)
