@@ -4,21 +4,23 @@
 
 #include "program.h"
 
-/* Bytes of weights per piece: about 4 us of one core's bandwidth, 40 times what claiming costs. */
-#define PIECE_BYTES 49152
+/* A piece is a third of a thread's share, at most this many bytes of weights: 20 us of one core's
+ * bandwidth, so that a preempted thread holds up little. Setting up a call costs about a group's
+ * work (18 % of a prefill in pieces of 4 groups), hence the least size with many rows. */
+#define PIECES_PER_THREAD 3
+#define PIECE_BYTES (256 << 10)
+#define LEAST_GROUPS 16
 
 int ft_row_grain(int width) {
     const int grain = 4096 / (width > 0 ? width : 1);
     return grain > 1 ? grain : 1;
 }
 
-int ft_group_grain(const ft_program *p, const ft_matrix *w, int rows) {
-    /* Reading dominates up to four rows; from there on the time of a group grows with the rows. */
-    const int64_t cost = w->group_bytes * (rows > 4 ? (rows + 3) / 4 : 1);
-    const int most = (w->groups + 4 * ft_pool_threads(p->pool) - 1) / (4 * ft_pool_threads(p->pool));
-    int grain = (int)(PIECE_BYTES / (cost > 0 ? cost : 1));
-    if (rows > 8 && grain < 4) grain = 4; /* row tiles are set up once per piece */
-    if (grain > most) grain = most;
+int ft_group_grain(const ft_program *p, int groups, int64_t group_bytes, int rows) {
+    const int pieces = PIECES_PER_THREAD * ft_pool_threads(p->pool);
+    int most = (int)(PIECE_BYTES / (group_bytes > 0 ? group_bytes : 1));
+    if (rows > 4 && most < LEAST_GROUPS) most = LEAST_GROUPS;
+    const int grain = ft_least((groups + pieces - 1) / pieces, most);
     return grain > 1 ? grain : 1;
 }
 
@@ -112,8 +114,9 @@ void ft_run_project(ft_program *p, const ft_op *op) {
     project_job job = {.p = p, .op = op, .y = ft_register(p, op->dst), .stride = ft_stride(p, op->dst)};
     job.acts = ft_prepare(p, &op->norm, ft_register(p, op->src), ft_stride(p, op->src), w,
                           op->num_matrices, p->rows);
-    ft_pool_ranges(p->pool, total_groups(w, op->num_matrices), ft_group_grain(p, w, p->rows),
-                   project_groups, &job);
+    const int groups = total_groups(w, op->num_matrices);
+    ft_pool_ranges(p->pool, groups, ft_group_grain(p, groups, w->group_bytes, p->rows), project_groups,
+                   &job);
 }
 
 /* ---- into the residual stream ---- */
@@ -158,7 +161,8 @@ void ft_multiply_add(ft_program *p, const ft_acts *acts, const ft_matrix *w, con
     add_job job = {.p = p, .acts = acts, .w = w, .bias = bias, .post_norm = post_norm,
                    .out = p->out.data, .out_stride = ft_pad16(w->rows), .dst = dst,
                    .stride = stride, .rows = rows};
-    ft_pool_ranges(p->pool, w->groups, ft_group_grain(p, w, rows), add_groups, &job);
+    ft_pool_ranges(p->pool, w->groups, ft_group_grain(p, w->groups, w->group_bytes, rows), add_groups,
+                   &job);
     if (post_norm->present)
         ft_pool_ranges(p->pool, rows, ft_row_grain(w->rows), add_normed_rows, &job);
 }
@@ -199,7 +203,7 @@ void ft_ffn(ft_program *p, const ft_op *op, const float *src, float *dst, int64_
     gate_job job = {.p = p, .op = op, .gate = p->inner.x.data, .up = p->wide.data,
                     .stride = ft_pad16(gate->rows)};
     job.acts = ft_prepare(p, &op->norm, src, stride, op->matrices, 2, p->rows);
-    int grain = (ft_group_grain(p, gate, p->rows) + 1) / 2;
+    const int grain = ft_group_grain(p, gate->groups, 2 * gate->group_bytes, p->rows);
     ft_pool_ranges(p->pool, gate->groups, grain, gate_groups, &job);
     const ft_acts inner = ft_acts_of(&p->inner, NULL, 0, gate->rows);
     ft_quantize_input(p, &inner, down, p->rows);
@@ -264,7 +268,7 @@ static void head_groups(void *arg, int begin, int end, int thread) {
 }
 
 static int head_grain(const ft_program *p, const ft_matrix *w) {
-    return ft_group_grain(p, w, p->args->num_wanted) * 4;
+    return ft_group_grain(p, w->groups, w->group_bytes, p->args->num_wanted);
 }
 static int head_pieces(const ft_program *p, const ft_matrix *w) {
     return ft_pool_threads(p->pool) == 1 ? 1 : (w->groups - 1) / head_grain(p, w) + 1;

@@ -20,7 +20,8 @@ static void multiply(layer_job *job, int src) {
     const ft_matrix *w = job->op->matrices;
     const ft_norm none = {0};
     job->acts = ft_prepare(p, &none, ft_register(p, src), ft_stride(p, src), w, 1, p->rows);
-    ft_pool_ranges(p->pool, w->groups, ft_group_grain(p, w, p->rows), multiply_groups, job);
+    ft_pool_ranges(p->pool, w->groups, ft_group_grain(p, w->groups, w->group_bytes, p->rows),
+                   multiply_groups, job);
 }
 
 static void mix_rows(void *arg, int begin, int end, int thread) {

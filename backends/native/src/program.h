@@ -156,8 +156,8 @@ void ft_input_free(ft_input *input);
 
 /* Row pieces of about 4096 numbers, so that a few short rows stay on the calling thread. */
 int ft_row_grain(int width);
-/* Groups of one piece of a matmul by `rows` rows. */
-int ft_group_grain(const ft_program *p, const ft_matrix *w, int rows);
+/* Groups of one piece of a matmul of `groups` groups by `rows` rows. */
+int ft_group_grain(const ft_program *p, int groups, int64_t group_bytes, int rows);
 
 /* Norm (if present) and quantize rows of src for `matrices`; the view to multiply by. */
 ft_acts ft_prepare(ft_program *p, const ft_norm *norm, const float *src, int64_t stride,
