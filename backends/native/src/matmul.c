@@ -9,14 +9,22 @@
 
 size_t ft_matmul_scratch_bytes(void) { return sizeof(ft_scratch); }
 
-void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
-                     ft_panel *panel) {
+const uint8_t *ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
+                               ft_panel *panel) {
     const uint8_t *chunk = group + first / FT_CHUNK_BLOCKS * ft_chunk_bytes(l, FT_CHUNK_BLOCKS);
     for (int at = 0; at < blocks; at += FT_CHUNK_BLOCKS) {
         int count = ft_min_int(FT_CHUNK_BLOCKS, blocks - at);
         ops->unpack(l, chunk, count, panel, at);
         chunk += ft_chunk_bytes(l, count);
     }
+    return chunk;
+}
+
+/* Let a tile prefetch from `at` on, as many bytes per block as a block takes. */
+static void prefetch_from(ft_tile *t, const ft_layout *l, const uint8_t *at) {
+    t->ahead = at;
+    t->ahead_step = (int)ft_chunk_bytes(l, FT_CHUNK_BLOCKS) / FT_CHUNK_BLOCKS;
+    t->ahead_lines = (t->ahead_step + 63) / 64;
 }
 
 void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
@@ -69,8 +77,6 @@ static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix 
                          int r1, float *y, int64_t ldy, int g0, int g1, ft_scratch *s) {
     int chunk_bytes = (int)ft_chunk_bytes(l, FT_CHUNK_BLOCKS), side_words = (1 + l->scales_per_block) * FT_TILE;
     ft_tile t = {.panel = &s->panel, .acc = s->acc};
-    t.ahead_step = chunk_bytes / FT_CHUNK_BLOCKS;
-    t.ahead_lines = (t.ahead_step + 63) / 64;
     for (int g = g0; g < g1; g++) {
         const uint8_t *chunk = w->data + g * w->group_bytes;
         aim_tile(&t, a, r0, r1 - r0, 0);
@@ -78,7 +84,7 @@ static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix 
         t.side = s->side;
         for (int first = 0; first < a->blocks; first += FT_CHUNK_BLOCKS) {
             t.blocks = ft_min_int(FT_CHUNK_BLOCKS, a->blocks - first);
-            t.ahead = chunk + PREFETCH_BYTES;
+            prefetch_from(&t, l, chunk + PREFETCH_BYTES);
             ops->unpack(l, chunk, t.blocks, &s->panel, 0);
             ops->tile(l, &t);
             for (int i = 0; i < FT_TILE; i++) {
@@ -98,7 +104,7 @@ static void run_many_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix
     ft_tile t = {.panel = &s->panel, .acc = s->acc};
     for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
         t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
-        ft_unpack_panel(ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel);
+        prefetch_from(&t, l, ft_unpack_panel(ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel));
         for (int r = r0; r < r1; r += FT_TILE) {
             float *out = y + r * ldy + g * FT_GROUP;
             aim_tile(&t, a, r, ft_min_int(FT_TILE, r1 - r), first);
@@ -109,6 +115,7 @@ static void run_many_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix
             }
             ops->tile(l, &t);
             ft_store_acc(s->acc, out, ldy, t.rows, ft_lanes_of(w, g));
+            t.ahead_lines = 0; /* once per panel */
         }
     }
 }

@@ -46,7 +46,7 @@ typedef struct ft_tile {
 typedef struct ft_scratch {
     ft_panel panel;
     float acc[2 * FT_TILE * FT_GROUP];
-    int32_t products[4 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
+    int32_t products[8 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
     ft_side side[FT_SIDE_WORDS];
 } ft_scratch;
 
@@ -60,8 +60,8 @@ typedef struct ft_ops {
 
 void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy,
                    int g0, int g1, void *scratch);
-/* Unpack blocks [first, first + blocks) of a group; `first` is a multiple of 8. */
-void ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
+/* Unpack blocks [first, first + blocks) of a group; `first` is a multiple of 8. Returns where they end. */
+const uint8_t *ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
                      ft_panel *panel);
 
 /* Side terms of rows [r, r + rows), rows <= FT_TILE. */
