@@ -26,6 +26,12 @@ def _backend(module: str, name: str, *args: str) -> Backend:
     return backend
 
 
+def _torch_on_one_thread() -> Backend:
+    # Models of this size lose with two: on a busy machine each meeting of threads costs 8 ms.
+    importlib.import_module("torch").set_num_threads(1)
+    return _backend("backends.torch_backend.backend", "TorchBackend", "cpu")
+
+
 BACKENDS: dict[str, Callable[[], Backend]] = {"reference": ReferenceBackend}
 if find_spec("backends.native.backend"):
     BACKENDS["native"] = lambda: _backend("backends.native.backend", "NativeBackend")
