@@ -17,6 +17,7 @@ from typing import Final
 
 import httpx
 
+from storage.download_part import DownloadPart
 from storage.errors import (
     AccessDenied,
     ChecksumMismatch,
@@ -24,7 +25,6 @@ from storage.errors import (
     DownloadFailed,
 )
 from storage.model_sources import public_address
-from storage.part_file import PartFile
 from storage.progress import ProgressMeter
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class HttpDownload:
         self,
         client: httpx.Client,
         remote: Remote,
-        part: PartFile,
+        part: DownloadPart,
         meter: ProgressMeter,
         waiting: Waiting,
         policy: RetryPolicy = RetryPolicy(),

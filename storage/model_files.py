@@ -101,7 +101,7 @@ class ModelFiles:
 
     def parts(self) -> list[PartFile]:
         """Unfinished downloads in the program's own folder."""
-        return [_part(path, self.models_dir) for path in _walk(self.models_dir, PART_SUFFIX)]
+        return [_part(path) for path in _walk(self.models_dir, PART_SUFFIX)]
 
     def resolve(self, name: str) -> ModelFile:
         """The model a name or a path means.
@@ -296,7 +296,7 @@ def _with_unique_names(models: list[ModelFile]) -> list[ModelFile]:
     return unique
 
 
-def _part(path: Path, models_dir: Path) -> PartFile:
+def _part(path: Path) -> PartFile:
     total: int | None = None
     try:
         total = json.loads(path.with_name(path.name + ".json").read_bytes())["size_bytes"]

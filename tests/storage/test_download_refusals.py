@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from storage import download_part
 from storage import downloads as downloads_module
-from storage import part_file
 from storage.errors import (
     AccessDenied,
     ChecksumMismatch,
@@ -227,7 +227,7 @@ def test_f15_no_room_is_refused_before_the_first_byte_with_both_numbers(bench: B
 
 def test_f15_bytes_already_here_need_no_room(bench: Bench) -> None:
     bench.leave_part(70_000)
-    bench.free_bytes = SIZE - 70_000 + part_file.SPACE_RESERVE_BYTES
+    bench.free_bytes = SIZE - 70_000 + download_part.SPACE_RESERVE_BYTES
     bench.fetch()
     assert bench.is_installed()
 
@@ -236,14 +236,14 @@ def test_f15_a_disk_that_fills_up_keeps_the_part_which_can_go_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [60_000]
-    append = part_file.PartFile._append
+    append = download_part.DownloadPart._append
 
-    def append_until_full(part: part_file.PartFile, chunk: bytes) -> None:
+    def append_until_full(part: download_part.DownloadPart, chunk: bytes) -> None:
         if part.num_bytes + len(chunk) > room[0]:
             part._file = _FullDisk(part._file, room[0] - part.num_bytes)  # type: ignore[assignment]
         append(part, chunk)
 
-    monkeypatch.setattr(part_file.PartFile, "_append", append_until_full)
+    monkeypatch.setattr(download_part.DownloadPart, "_append", append_until_full)
     with pytest.raises(NotEnoughSpace, match="became full"):
         bench.fetch()
     assert bench.part.read_bytes() == CONTENT[:60_000]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from storage.download_part import SPACE_RESERVE_BYTES
 from storage.errors import ChecksumMismatch, DownloadCancelled, DownloadFailed, NotEnoughSpace
 from storage.model_downloads import DownloadTools, ModelDownloads, WantedSource
-from storage.part_file import SPACE_RESERVE_BYTES
 from storage.progress import DownloadProgress
 
 CONTENT = b"GGUF" + bytes(range(256)) * 300

@@ -54,7 +54,7 @@ class PartNote:
     """Bytes of these; what follows them was cut off in the middle of a package."""
 
 
-class PartFile:
+class DownloadPart:
     """One part, open for appending. Use it as a context manager; leaving keeps the part."""
 
     def __init__(
