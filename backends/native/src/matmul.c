@@ -27,23 +27,39 @@ static void prefetch_from(ft_tile *t, const ft_layout *l, const uint8_t *at) {
     t->ahead_lines = (t->ahead_step + 63) / 64;
 }
 
-void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
-    int scales = l->scales_per_block;
-    for (int b = 0; b < a->blocks; b++) {
-        for (int i = 0; i < rows; i++) {
-            const int16_t *sums = a->sum16 + ((int64_t)(r + i) * a->blocks + b) * 2;
-            side[i].f = a->scale[(int64_t)(r + i) * a->blocks + b];
-            for (int s = 0; s < scales; s++) {
-                int sum = scales == 2 ? sums[s] : sums[0] + sums[1];
-                ft_side *term = &side[(1 + s) * FT_TILE + i];
-                if (l->has_min) {
-                    term->f = (float)sum;
-                } else {
-                    term->i = -l->offset * sum;
-                }
-            }
+/* One row's sum terms; `side` is its column of the first term. */
+static void fill_sums(const ft_layout *l, const int16_t *sums, int blocks, ft_side *side) {
+    int words = (1 + l->scales_per_block) * FT_TILE;
+    if (l->has_min && l->scales_per_block == 1) {
+        for (int b = 0; b < blocks; b++) {
+            side[b * words].f = (float)(sums[2 * b] + sums[2 * b + 1]);
         }
-        side += (1 + scales) * FT_TILE;
+    } else if (l->has_min) {
+        for (int b = 0; b < blocks; b++) {
+            side[b * words].f = (float)sums[2 * b];
+            side[b * words + FT_TILE].f = (float)sums[2 * b + 1];
+        }
+    } else if (l->scales_per_block == 1) {
+        for (int b = 0; b < blocks; b++) {
+            side[b * words].i = -l->offset * (sums[2 * b] + sums[2 * b + 1]);
+        }
+    } else {
+        for (int b = 0; b < blocks; b++) {
+            side[b * words].i = -l->offset * sums[2 * b];
+            side[b * words + FT_TILE].i = -l->offset * sums[2 * b + 1];
+        }
+    }
+}
+
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
+    int words = (1 + l->scales_per_block) * FT_TILE;
+    for (int i = 0; i < rows; i++) {
+        int64_t first = (int64_t)(r + i) * a->blocks;
+        const float *scale = a->scale + first;
+        for (int b = 0; b < a->blocks; b++) {
+            side[b * words + i].f = scale[b];
+        }
+        fill_sums(l, a->sum16 + 2 * first, a->blocks, side + FT_TILE + i);
     }
 }
 
