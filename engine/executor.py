@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.base import BackendError, OutOfDeviceMemory, RowOutput
-from engine.cache.holder import forward_holders
+from engine.cache.holder import Holder, forward_holders
 from engine.cache.holder_store import HolderStore
 from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
@@ -18,6 +18,7 @@ from engine.planner import Plan
 from engine.prompt import history_len
 from engine.request import Request, RequestState
 from engine.speculative.execution import DRAFTER_FAULTS, SpeculativeExecution
+from engine.speculative.options import MAX_WINDOW
 from engine.speculative.runtime import SpeculationRuntime
 from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
@@ -28,6 +29,9 @@ PREFILL_CHUNK = 256
 """Tokens of prompt per step. Chunks end at multiples of it, wherever a prompt begins and whoever
 else runs, so that a chat gets the same stream alone and in company; a chunk bounds how long a
 cancel or a neighbour's next token waits."""
+
+_MOST_ROWS_PER_STEP = MAX_WINDOW + 1
+"""Rows one decode step may append: the newest token and the widest window of drafts."""
 
 TURN_ERRORS = (EngineError, BackendError, OSError, MemoryError)
 """What may end one turn; anything else is a bug and ends the engine."""
@@ -64,6 +68,8 @@ class Executor:
 
     def execute(self, plan: Plan) -> None:
         """Carry out one step. State: the planned turns move on; failed ones are reported."""
+        for request in (*plan.decode, *([plan.speculate] if plan.speculate else [])):
+            self._save_resume_point(request)
         if plan.speculate:
             self._guard(plan.speculate, self._speculate)
         if plan.prefill:
@@ -133,14 +139,35 @@ class Executor:
 
     def _keep_prefix(self, request: Request) -> None:
         """Copy the holder where others, or this chat later, will want to start again."""
-        length = request.holder.length
+        holder = request.holder
+        if holder.length == request.checkpoint_len and (copy := self._copy(holder)):
+            self._store.add_checkpoint(copy)
+        if holder.length == request.resume_len and (copy := self._copy(holder)):
+            self._store.set_resume_point(request.turn.chat_id, copy)
+
+    def _save_resume_point(self, request: Request) -> None:
+        """Copy a ring that is about to lose what redoing this answer would need.
+
+        Copied before it is lost, and only then: a chat whose cache rewinds anywhere, or whose
+        prompt and answer stay inside the window, never pays for a copy.
+        """
+        holder, prompt_len = request.holder, len(request.prompt.token_ids)
+        if request.resume_len is not None or holder.can_rewind_to(
+            max(1, prompt_len - 1 - _MOST_ROWS_PER_STEP)
+        ):
+            return
+        request.resume_len = history_len(request.prompt, self._model)
+        copy = self._copy(holder) if holder.can_rewind_to(request.resume_len) else None
+        if copy is not None and copy.can_rewind_to(request.resume_len):
+            copy.rewind_to(request.resume_len)
+            self._store.set_resume_point(request.turn.chat_id, copy)
+
+    def _copy(self, holder: Holder) -> Holder | None:
         try:
-            if length == request.checkpoint_len:
-                self._store.add_checkpoint(request.holder.clone())
-            if length == request.resume_len:
-                self._store.set_resume_point(request.turn.chat_id, request.holder.clone())
-        except OutOfDeviceMemory as error:
-            log.warning("no memory to keep a prefix of %d tokens: %s", length, error)
+            return holder.clone()
+        except BackendError as error:
+            log.warning("a prefix of %d tokens is not kept: %s", holder.length, error)
+            return None
 
     # -- plain decoding
 

@@ -9,7 +9,9 @@ import pytest
 from engine.commands import ForgetChat
 from engine.events import TurnStarted
 from engine.options import EngineOptions
+from engine.speculative.options import SpeculationOptions
 from tests.engine.fakes_engine import (
+    PLAIN,
     EngineRig,
     FakeExecutable,
     FakeTemplate,
@@ -21,6 +23,7 @@ from tests.engine.fakes_engine import (
 )
 
 CACHES = [LinearCache, RingCache, RecurrentCache]
+DRAFTING = SpeculationOptions(algorithm="ngram", use_governor=False)
 LONG = "tell me something long about rings and states, " * 3
 
 
@@ -81,6 +84,27 @@ def test_regenerating_resumes_before_the_answer_where_the_cache_cannot_rewind(
         again = rig.ask([("user", LONG)], max_tokens=80)
         assert again.stats.reused_tokens == first.stats.prompt_tokens - 1
         assert again.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("prompt_len", [30, 50, 63])
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+def test_a_ring_is_copied_before_it_loses_what_regenerating_needs(
+    prompt_len: int, options: SpeculationOptions
+) -> None:
+    rig = EngineRig(FakeExecutable(make_cache=RingCache, period=5), speculation=options)
+    prompt = tuple(range(prompt_len))
+    first = rig.ask(prompt, max_tokens=90)
+    for _ in range(2):
+        again = rig.ask(prompt, max_tokens=90)
+        assert again.token_ids == first.token_ids
+        assert again.stats.reused_tokens == prompt_len - 1
+
+
+def test_a_cache_that_rewinds_is_never_copied_for_its_own_chat() -> None:
+    rig = EngineRig()
+    rig.ask(tuple(range(200)), max_tokens=90)
+    store = rig.engine._session.store  # type: ignore[union-attr]
+    assert store.num_bytes == 8 * (200 + 89)
 
 
 def test_an_opening_the_template_leaves_out_later_costs_only_the_last_answer() -> None:
