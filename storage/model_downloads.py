@@ -7,13 +7,14 @@ and right is never fetched again; what was begun is continued; offline, nothing 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from storage.download_lock import download_lock
 from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     import httpx
 
     from storage.downloads import Remote, RetryPolicy
+
+
+_NUMBER: Final = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf)")
 
 
 class WantedFile(Protocol):
@@ -82,7 +86,8 @@ def wanted_from_source(text: str) -> list[WantedSource]:
     shards = []
     for number in range(1, int(match["total"]) + 1):
         shard = f"{match['stem']}-{number:05}-of-{match['total']}.gguf"
-        shards.append(WantedSource(f"{match['stem']}/{shard}", (text.replace(name, shard),)))
+        source = _NUMBER.sub(rf"-{number:05}-of-\g<1>", text)
+        shards.append(WantedSource(f"{match['stem']}/{shard}", (source,)))
     return shards
 
 

@@ -105,6 +105,26 @@ def test_f6_streaming_goes_on_while_another_process_holds_the_lock(
     assert stored(database, writer.message_id) == "abc"
 
 
+def test_a_flush_never_waits_for_another_process(
+    store: ChatStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = store.create()
+    writer = store.begin_answer(chat.id, model="tiny")
+    waits: list[bool] = []
+    begin = Database._begin
+
+    def watched(self: Database, *, wait: bool) -> None:
+        waits.append(wait)
+        begin(self, wait=wait)
+
+    monkeypatch.setattr(Database, "_begin", watched)
+    writer.append("a")
+    store.flush()
+    writer.finish("complete")
+    assert waits == [False, True]
+    assert database.query("PRAGMA busy_timeout")[0][0] == 5000
+
+
 def test_f15_a_full_disk_keeps_the_text_for_a_second_try(
     store: ChatStore, database: Database
 ) -> None:

@@ -71,6 +71,10 @@ def test_a_pulled_file_is_called_like_its_source() -> None:
 
 
 def test_one_shard_means_the_whole_split_model() -> None:
+    spaced = wanted_from_source("https://x/a%20b-00001-of-00002.gguf?x=1")
+    assert [file.sources for file in spaced] == [
+        (f"https://x/a%20b-0000{number}-of-00002.gguf?x=1",) for number in (1, 2)
+    ]
     wanted = wanted_from_source("hf:o/r@v1/Q4/big-00002-of-00003.gguf")
     assert [file.file_name for file in wanted] == [
         f"big/big-0000{number}-of-00003.gguf" for number in (1, 2, 3)
