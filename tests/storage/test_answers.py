@@ -36,6 +36,11 @@ def test_text_is_on_disk_half_a_second_after_it_came(
     clock.now += 0.1
     writer.append("three")
     assert stored(database, writer.message_id) == "one two three"
+    clock.now += 1
+    writer.append(" four")
+    assert stored(database, writer.message_id) == "one two three four"
+    writer.finish("complete")
+    assert stored(database, writer.message_id) == "one two three four"
 
 
 def test_a_paused_answer_is_flushed_by_the_timer(store: ChatStore, database: Database) -> None:
