@@ -52,6 +52,7 @@ def library(store: ChatStore) -> ChatStore:
         ("*", []),
         ("a-b OR content:", []),
         ("\0", []),
+        ("\0漢字 ", ["kanji"]),
         ("   ", []),
     ],
 )
