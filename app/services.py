@@ -16,6 +16,7 @@ from engine.commands import Command
 from engine.events import EngineEvent
 
 if TYPE_CHECKING:
+    from storage.bench_runs import BenchStore
     from storage.chats import ChatStore
 
 
@@ -85,6 +86,11 @@ class DownloadProgress:
     stage: Literal["downloading", "stalled", "checking"] = "downloading"
 
     @property
+    def fraction(self) -> float:
+        """Share of the bytes that is here, 0 to 1."""
+        return min(1.0, self.num_done / self.num_total) if self.num_total else 0.0
+
+    @property
     def seconds_left(self) -> float | None:
         """Time left at the present rate, or None while nothing arrives."""
         if self.bytes_per_s <= 0.0:
@@ -139,5 +145,7 @@ class Services:
     models: ModelLibrary
     start_engine: Callable[[Callable[[EngineEvent], None]], EngineHandle]
     """Imports and starts the engine; called on a worker thread after the first paint."""
+    open_bench: Callable[[], BenchStore] | None = None
+    """Opens the store of bench runs, on the UI thread; None keeps none."""
     chat_id: str | None = None
     """The chat to open first; None opens an empty one."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.events import EngineEvent
     from engine.host import EngineHost
     from models.loader import Loader
+    from storage.bench_runs import BenchStore
     from storage.chats import ChatStore
     from storage.database import Database
 
@@ -77,6 +78,12 @@ class Wiring:
 
         return Database(self.paths.database_file)
 
+    def open_bench(self) -> BenchStore:
+        """The store of bench runs, owned by the calling thread. Raises: StorageError."""
+        from storage.bench_runs import BenchStore
+
+        return BenchStore(self.open_database())
+
     def loader(self, settings: Settings | None = None) -> Loader:
         """Opens model files on the backend the settings name; imports the backend when called."""
         from backends.select import select_backend
@@ -119,6 +126,7 @@ class Wiring:
             open_chats=self.open_chats,
             models=self.library,
             start_engine=lambda on_event: self.start_engine(settings, on_event),
+            open_bench=self.open_bench,
             chat_id=chat_id,
         )
 

@@ -80,6 +80,16 @@ class ForgetChat:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureRows:
+    """Time forwards of each row count on the loaded model. Answered by RowsMeasured or Notice."""
+
+    row_counts: tuple[int, ...]
+    rounds: int
+    context_len: int = 256
+    """Tokens in the cache while it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnloadModel:
     """Release model, holders and checkpoints."""
 
@@ -89,4 +99,13 @@ class Stop:
     """End the engine thread; running turns are cancelled first."""
 
 
-Command = LoadModel | SubmitTurn | CancelTurn | UpdateSpeculation | ForgetChat | UnloadModel | Stop
+Command = (
+    LoadModel
+    | SubmitTurn
+    | CancelTurn
+    | UpdateSpeculation
+    | ForgetChat
+    | MeasureRows
+    | UnloadModel
+    | Stop
+)

@@ -9,12 +9,14 @@ import logging
 import time
 from collections.abc import Callable
 
+from engine.bench_rows import measure_rows
 from engine.cache.holder import Holder
 from engine.commands import (
     CancelTurn,
     Command,
     ForgetChat,
     LoadModel,
+    MeasureRows,
     Stop,
     SubmitTurn,
     UnloadModel,
@@ -29,6 +31,7 @@ from engine.events import (
     ModelLoaded,
     ModelLoading,
     Notice,
+    RowsMeasured,
     SpeculationChanged,
     TurnFailed,
 )
@@ -87,6 +90,8 @@ class InferenceEngine:
             case ForgetChat(chat_id):
                 if self._session:
                     self._session.forget(chat_id)
+            case MeasureRows():
+                self._measure_rows(command)
             case UnloadModel() | Stop():
                 self._unload()
 
@@ -116,6 +121,26 @@ class InferenceEngine:
         self._emit(SpeculationChanged(command.options, speculation.algorithm, speculation.decline))
         if is_other_drafter:
             self._emit(Notice("a drafter file is read with the model: load the model again"))
+
+    def _measure_rows(self, command: MeasureRows) -> None:
+        if self._session is None:
+            self._emit(Notice("no model is loaded: nothing to measure"))
+            return
+        model = self._session.model
+        # Any ids will do for a cost; these are spread over the embedding.
+        ids = [i * 97 % model.vocab_size for i in range(command.context_len)]
+        try:
+            costs = measure_rows(
+                model.executable,
+                ids,
+                row_counts=command.row_counts,
+                rounds=command.rounds,
+                clock=self._clock,
+            )
+        except TURN_ERRORS as error:
+            self._emit(Notice(describe_error(error).message))
+            return
+        self._emit(RowsMeasured(tuple(costs)))
 
     def _unload(self) -> None:
         session, self._session = self._session, None
@@ -195,6 +220,7 @@ class InferenceEngine:
             load_ms=load_ms,
             algorithms=self._session.speculation.algorithms,
             refusal=model.traits.refusal,
+            content_hash=model.content_hash,
         )
 
     def _tell_refusals(self, model: LoadedModel, command: LoadModel) -> None:

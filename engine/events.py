@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.bench_rows import RowCost
 from engine.speculative.options import SpeculationOptions
 
 FinishReason = Literal["stop", "length", "context", "repetition", "cancelled"]
@@ -45,6 +46,8 @@ class ModelInfo:
     """Speculation algorithms that can serve this model, `auto` resolved first."""
     refusal: str | None = None
     """Why this model does not speculate, or None."""
+    content_hash: str = ""
+    """Identifies the file's bytes, so that stored figures stay comparable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,13 @@ class SpeculationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsMeasured:
+    """What a forward costs at each row count, in answer to MeasureRows."""
+
+    costs: tuple[RowCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """One line for the person: a drafter was dropped, a setting narrowed."""
 
@@ -216,6 +226,7 @@ EngineEvent = (
     | TurnFinished
     | TurnFailed
     | SpeculationChanged
+    | RowsMeasured
     | Notice
     | EngineFailed
     | EngineStopped
