@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -84,6 +85,7 @@ class LinearCache:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
+        self._states = [1]
 
     @property
     def length(self) -> int:
@@ -102,21 +104,22 @@ class LinearCache:
     def rewind_to(self, length: int) -> None:
         if not self.can_rewind_to(length):
             raise BackendError(f"cannot rewind from {self.length} to {length}")
-        del self.ids[length:]
+        del self.ids[length:], self._states[length + 1 :]
 
     def clone(self) -> LinearCache:
         copy = type(self)()
-        copy.ids = list(self.ids)
+        copy.ids, copy._states = list(self.ids), list(self._states)
         return copy
 
     def append(self, token_id: int) -> None:
         self.ids.append(token_id)
+        self._states.append(_fold(self._states[-1], token_id))
 
     def begin_forward(self) -> None:
         pass
 
     def state(self) -> int:
-        return _hash(self.ids)
+        return self._states[-1]
 
     def export_state(self) -> Mapping[str, np.ndarray]:
         return {"ids": np.array(self.ids, dtype=np.int64)}
@@ -125,7 +128,9 @@ class LinearCache:
         ids = state["ids"]
         if ids.shape != (length,):
             raise BackendError(f"an export of {len(ids)} tokens is not one of {length}")
-        self.ids = [int(i) for i in ids]
+        self.rewind_to(0)
+        for token_id in ids:
+            self.append(int(token_id))
 
 
 class RingCache(LinearCache):
@@ -152,14 +157,17 @@ class RingCache(LinearCache):
         self.oldest = max(self.oldest, self.length - self.window - self.slack)
 
     def clone(self) -> RingCache:
-        copy = type(self)()
-        copy.ids, copy.oldest = list(self.ids), self.oldest
+        copy = cast("RingCache", super().clone())
+        copy.oldest = self.oldest
         return copy
 
     def state(self) -> int:
         first = max(0, self.length - self.window)
         assert first >= self.oldest, "read a position that was evicted"
-        return _hash(self.ids[first:]) ^ self.length
+        state = 1
+        for token_id in self.ids[first:]:
+            state = _fold(state, token_id)
+        return state ^ self.length
 
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         super().import_state(state, length)
@@ -184,17 +192,19 @@ class RecurrentCache(LinearCache):
         self.floor = min(self.floor, length)
 
     def clone(self) -> RecurrentCache:
-        copy = type(self)()
-        copy.ids, copy.floor = list(self.ids), self.length
+        copy = cast("RecurrentCache", super().clone())
+        copy.floor = self.length
         return copy
 
 
-def _hash(ids: Sequence[int]) -> int:
-    state = 1
-    for token_id in ids:
-        state = (state ^ token_id + 1) * _MIX & _MASK
-        state ^= state >> 29
-    return state
+def _fold(state: int, token_id: int) -> int:
+    state = (state ^ token_id + 1) * _MIX & _MASK
+    return state ^ state >> 29
+
+
+@lru_cache(maxsize=10_000)
+def _noise(state: int) -> np.ndarray:
+    return np.random.default_rng(state).normal(scale=3.0, size=VOCAB).astype(np.float32)
 
 
 @dataclass
@@ -255,8 +265,7 @@ class FakeExecutable:
         )
 
     def logits(self, cache: LinearCache) -> np.ndarray:
-        rng = np.random.default_rng(cache.state())
-        row = rng.normal(scale=3.0, size=VOCAB).astype(np.float32)
+        row = _noise(cache.state()).copy()
         row[256:] += self.eos_bias
         if self.period:
             row[97 + cache.length % self.period] += 30.0
