@@ -53,8 +53,15 @@ class Window(Protocol):
     def max_drafts(self) -> int:
         """Most drafts worth asking for."""
 
-    def choose(self, prefix_probs: Sequence[float] | None, num_drafts: int) -> int:
-        """How many of the proposed drafts to verify."""
+    def choose(
+        self,
+        prefix_probs: Sequence[float] | None,
+        num_drafts: int,
+        *,
+        num_right: int,
+        num_verifies: int,
+    ) -> int:
+        """How many of the proposed drafts to verify, given the turn's record so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +241,12 @@ class SpeculativeExecution:
 
     def _choose(self, step: _Step) -> None:
         proposal = step.proposal
-        num = self._window.choose(proposal.prefix_probs, len(proposal.token_ids))
+        num = self._window.choose(
+            proposal.prefix_probs,
+            len(proposal.token_ids),
+            num_right=self.stats.num_right,
+            num_verifies=self.stats.verify_steps,
+        )
         step.rows.extend(proposal.token_ids[:num])
         step.role = _Role.NEITHER if self.governor is None else _Role.SPECULATIVE
         step.is_parked = False
@@ -255,7 +267,12 @@ class SpeculativeExecution:
         governor, costs = self.governor, self._costs
         if governor is None or costs is None or governor.state is not GovernorState.PARKED:
             return False
-        if not costs.promises_to_pay(proposal.prefix_probs, len(proposal.token_ids)):
+        if not costs.promises_to_pay(
+            proposal.prefix_probs,
+            len(proposal.token_ids),
+            num_right=self.stats.num_right,
+            num_verifies=self.stats.verify_steps,
+        ):
             return False
         governor.wake()
         return governor.may_draft
@@ -373,7 +390,9 @@ class SpeculativeExecution:
         num_judged = min(len(step.proposal.token_ids), len(step.rows), len(step.drawn))
         pairs = zip(step.proposal.token_ids, step.drawn, strict=False)
         num_right = next((n for n, (d, t) in enumerate(pairs) if d != t), num_judged)
-        costs.acceptance.record(step.proposal.prefix_probs, num_judged, min(num_right, num_judged))
+        num_right = min(num_right, num_judged)
+        self.stats.num_right += num_right
+        costs.acceptance.record(step.proposal.prefix_probs, num_judged, num_right)
 
     def _result(self, step: _Step) -> StepResult:
         notice, self._notice = self._notice, None

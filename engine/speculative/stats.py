@@ -23,6 +23,8 @@ class SpeculationStats:
     """Verified drafts that were emitted, each followed by another token of the same step."""
     accepted_per_position: list[int] = field(default_factory=list)
     """Element i: how often draft i of a window was accepted."""
+    num_right: int = 0
+    """Drafts that came true, verified or only looked at."""
     verify_steps: int = 0
     plain_steps: int = 0
     """Steps without a draft, parked ones included."""

@@ -30,7 +30,8 @@ class Outcome:
     """Counters of one replayed answer."""
 
     def __init__(self) -> None:
-        self.num_tokens = self.num_verifies = self.num_plain = self.num_accepted = 0
+        self.num_tokens = self.num_verifies = self.num_plain = 0
+        self.num_accepted = self.num_right = 0
         self.cost = 0.0
         self.propose_us: list[float] = []
 
@@ -64,7 +65,13 @@ def replay(
             out.propose_us.append((perf_counter() - start) * 1e6)
             drafts = proposal.token_ids
             if window is None:
-                drafts = drafts[: chooser.choose(proposal.prefix_probs, len(drafts))]
+                num = chooser.choose(
+                    proposal.prefix_probs,
+                    len(drafts),
+                    num_right=out.num_right,
+                    num_verifies=out.num_verifies,
+                )
+                drafts = drafts[:num]
         num = 0
         while num < len(drafts) and drafts[num] == text[pos + 1 + num]:
             num += 1
@@ -74,6 +81,7 @@ def replay(
             right = num
             if num == len(drafts) < len(judged):
                 right += judged[num] == text[pos + 1 + num]
+            out.num_right += right
             chooser.acceptance.record(proposal.prefix_probs, min(len(judged), num + 1), right)
         pos += num + 1
         out.num_tokens += num + 1

@@ -31,7 +31,7 @@ class Simulated:
         self._rng = random.Random(seed)
         self.widths: list[int] = []
         self.ms = 0.0
-        self.num_tokens = 0
+        self.num_tokens = self.num_right = self.num_verifies = 0
         for _ in range(3):
             self.window.costs.record(1, cost(1))
 
@@ -39,13 +39,17 @@ class Simulated:
         for _ in range(num_rounds):
             num = self.window.max_drafts
             probs = [self.accept ** (i + 1) for i in range(num)] if self.tells else None
-            width = self.window.choose(probs, num)
+            width = self.window.choose(
+                probs, num, num_right=self.num_right, num_verifies=self.num_verifies
+            )
             accepted = 0
             while accepted < num and self._rng.random() < self.accept:
                 accepted += 1
             judged = min(width + 1, num)
             self.window.costs.record(width + 1, self.cost(width + 1))
             self.window.acceptance.record(probs, judged, min(accepted, judged))
+            self.num_right += min(accepted, judged)
+            self.num_verifies += width > 0
             self.widths.append(width)
             self.ms += self.cost(width + 1)
             self.num_tokens += min(accepted, width) + 1
@@ -76,6 +80,7 @@ def test_c8_useless_drafts_cost_next_to_nothing(cost: str) -> None:
     sim = Simulated(COSTS[cost], 0.0)
     sim.run(30)
     sim.ms = sim.num_tokens = 0
+    sim.num_right = 3  # no longer held back as an unproven turn is
     sim.run(1000)
     assert sim.num_tokens / sim.ms >= 0.97 / COSTS[cost](1)
 
@@ -111,13 +116,37 @@ def test_text_that_turns_predictable_is_noticed_while_nothing_is_drafted() -> No
 def test_fixed_window_until_there_are_samples() -> None:
     window = AdaptiveWindow()
     assert window.max_drafts == 8
-    assert window.choose([0.01] * 8, 8) == 8
+    assert window.choose(None, 8, num_right=3) == 8
     for _ in range(3):
         window.costs.record(1, 10.0)
-    assert window.choose([0.01] * 8, 8) == 8
+    assert window.choose(None, 8, num_right=3) == 8
     for _ in range(3):
         window.costs.record(9, 30.0)
-    assert window.choose([0.01] * 8, 8) == 0
+    assert window.choose([0.01] * 8, 8, num_right=3) == 0
+
+
+def test_stated_confidence_is_used_as_soon_as_a_plain_step_is_known() -> None:
+    """Until a verify was measured its rows count as a quarter of a plain step each."""
+    window = AdaptiveWindow()
+    for _ in range(3):
+        window.costs.record(1, 10.0)
+    assert window.choose([0.1, 0.05], 2, num_right=3) == 0
+    assert window.choose([0.6, 0.1], 2, num_right=3) == 1
+    assert window.choose([0.99**i for i in range(1, 9)], 8, num_right=3) == 8
+
+
+def test_unproven_turn_risks_two_likely_drafts_at_most() -> None:
+    """A one-word answer has no time to earn a rejected window back."""
+    window = AdaptiveWindow()
+    for _ in range(3):
+        window.costs.record(1, 10.0)
+    sure = [0.9**i for i in range(1, 9)]
+    assert window.choose(sure, 8) == 2
+    assert window.choose(sure, 8, num_right=3) > 2
+    assert window.choose([0.45, 0.4], 2) == 0
+    assert window.choose([0.55, 0.5], 2) > 0
+    assert window.choose([0.55, 0.5], 2, num_verifies=1) == 0
+    assert not window.promises_to_pay([0.55, 0.5], 2, num_verifies=3)
 
 
 def test_s23_preferred_window_is_the_ceiling_of_the_default() -> None:
@@ -127,7 +156,7 @@ def test_s23_preferred_window_is_the_ceiling_of_the_default() -> None:
         for _ in range(3):
             window.costs.record(num_rows, 10.0)
     assert window.max_drafts == 3
-    assert window.choose(None, 3) <= 3
+    assert window.choose(None, 3, num_right=3) <= 3
 
 
 def test_s23_typed_number_is_never_changed() -> None:
@@ -165,6 +194,6 @@ def test_park_is_cut_short_only_for_a_clear_promise() -> None:
     assert not window.promises_to_pay([1.0] * 8, 8)  # not even a plain step is known
     for _ in range(3):
         window.costs.record(1, 10.0)
-    assert window.promises_to_pay([0.95**i for i in range(1, 9)], 8)
+    assert window.promises_to_pay([0.95**i for i in range(1, 9)], 8, num_right=3)
     assert not window.promises_to_pay([0.3, 0.1], 2)
     assert not window.promises_to_pay(None, 0)
