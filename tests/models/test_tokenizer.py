@@ -193,20 +193,46 @@ def test_a_merge_that_spells_a_control_token_does_not_make_one(tmp_path: Path) -
     assert tokenizer.encode("<s>", with_control=True) == [4]
 
 
-def test_a_whole_word_rule_does_not_make_a_control_token(tmp_path: Path) -> None:
-    """Vocabularies of the llama-bpe family take a word that is a token as it is."""
-    letters = [*byte_alphabet()]
+def byte_level_tokenizer(tmp_path: Path, pre: str) -> GgufTokenizer:
+    """256 byte tokens, a control token `stop`, `go` with its merge and `whole` without any."""
     metadata = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": [*letters, "stop", "go"],
-        "tokenizer.ggml.token_type": [1] * 256 + [3, 1],
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*byte_alphabet(), "stop", "go", "whole"],
+        "tokenizer.ggml.token_type": [1] * 256 + [3, 1, 1],
         "tokenizer.ggml.merges": ["g o"],
     }
-    tokenizer = GgufTokenizer.from_gguf(GgufFile.open(made(metadata).write(tmp_path / "v.gguf")))
-    assert tokenizer.encode("go") == [257]
+    return GgufTokenizer.from_gguf(GgufFile.open(made(metadata).write(tmp_path / "v.gguf")))
+
+
+def test_some_families_take_a_word_that_is_a_token_as_it_is(tmp_path: Path) -> None:
+    assert byte_level_tokenizer(tmp_path, "llama-bpe").encode("whole") == [258]
+    assert len(byte_level_tokenizer(tmp_path, "qwen2").encode("whole")) == 5
+    assert byte_level_tokenizer(tmp_path, "qwen2").encode("go") == [257]
+
+
+def test_a_whole_word_rule_does_not_make_a_control_token(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path, "llama-bpe")
     assert 256 not in tokenizer.encode("stop")
     assert tokenizer.encode("stop", with_control=True) == [256]
+
+
+def test_gemma4_takes_newline_tokens_whole_and_the_first_of_equal_merges(tmp_path: Path) -> None:
+    texts = ["<unk>", "\n", "\n\n", "a", "b", "c", "ab", "bc"]
+    file = vocabulary_file(
+        tmp_path,
+        model="gemma4",
+        tokens=texts,
+        token_type=[2] + [1] * 7,
+        scores=None,
+        merges=["a b", "b c", "a b"],
+        bos_token_id=None,
+        eos_token_id=None,
+        unknown_token_id=0,
+    )
+    tokenizer = GgufTokenizer.from_gguf(file)
+    assert tokenizer.encode("a\n\nb\n\n\n") == [3, 2, 4, 1, 1, 1]
+    assert tokenizer.encode("abc") == [6, 5]
 
 
 def test_pieces_follow_the_kind_of_token(tmp_path: Path) -> None:
