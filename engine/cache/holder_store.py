@@ -84,8 +84,12 @@ class HolderStore:
         entry = self._chats.pop(chat_id, None)
         holder = self._continue_own(entry, wanted)
         holder = self._copy_longer(holder, wanted) or holder
-        execution = entry.execution if entry and entry.holder is holder else None
-        self._chats[chat_id] = _ChatEntry(holder, execution=execution, is_running=True)
+        self._chats[chat_id] = _ChatEntry(holder, is_running=True)
+        if entry and entry.holder is holder:
+            self._chats[chat_id].execution = entry.execution
+        if entry and entry.resume_point is not holder:
+            # Still a true start of this chat, until a later one is kept.
+            self._chats[chat_id].resume_point = entry.resume_point
         return holder
 
     def release(self, chat_id: str) -> None:
@@ -135,16 +139,21 @@ class HolderStore:
 
     def evict_idle(self) -> bool:
         """Evict everything that does not run (the device is full); whether there was any."""
-        before = len(self._chats) + len(self._checkpoints)
+        num_evicted = 0
         while self._evict_one():
-            pass
-        return len(self._chats) + len(self._checkpoints) < before
+            num_evicted += 1
+        return num_evicted > 0
 
     def _evict_one(self) -> bool:
-        idle = next((cid for cid, entry in self._chats.items() if not entry.is_running), None)
-        if idle is not None:
-            log.info("evict chat=%s bytes=%d", idle, self._chats[idle].num_bytes)
-            del self._chats[idle]
+        """Drop one thing nobody uses now: a resume point before its chat, chats before shared."""
+        for chat_id, entry in self._chats.items():
+            if entry.is_running:
+                continue
+            log.info("evict chat=%s bytes=%d", chat_id, entry.num_bytes)
+            if entry.resume_point:
+                entry.resume_point = None
+            else:
+                del self._chats[chat_id]
             return True
         if self._checkpoints:
             del self._checkpoints[0]

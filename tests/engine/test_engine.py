@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.base import OutOfDeviceMemory
 from engine.commands import (
     CancelTurn,
     ForgetChat,
@@ -520,3 +521,36 @@ def test_commands_without_a_model_do_no_harm() -> None:
         engine.apply(command)
     assert [type(e) for e in events] == [SpeculationChanged]
     assert Message("user", "x").role == "user"
+
+
+def test_a_turn_that_cannot_start_fails_alone() -> None:
+    rig = _rig()
+    request_id = rig.submit(PROMPT, "a", max_tokens=20)
+    rig.run(3)
+
+    def refuse() -> LinearCache:
+        raise OutOfDeviceMemory("no memory for a cache: 5 of 3 bytes")
+
+    make_cache, rig.executable.make_cache = rig.executable.make_cache, refuse
+    failed = rig.submit((1, 2, 3), "b")
+    rig.run(1)
+    assert "5 of 3 bytes" in rig.failed(failed).error.message
+    rig.executable.make_cache = make_cache
+    assert rig.ask((1, 2, 3), "b").finish_reason == "length"
+    assert rig.finished(request_id).token_ids == _rig().ask(PROMPT, max_tokens=20).token_ids
+
+
+def test_the_same_seed_gives_the_same_answer_after_other_chats() -> None:
+    rig = _rig(period=0)
+    first = rig.ask(PROMPT, sampling=SAMPLED)
+    rig.ask(PROMPT[:50], "other", sampling=SAMPLED)
+    assert rig.ask(PROMPT, sampling=SAMPLED).token_ids == first.token_ids
+    assert rig.ask(PROMPT, sampling=SAMPLED, attempt=1).token_ids != first.token_ids
+
+
+def test_a_model_without_end_ids_ends_by_length() -> None:
+    class NoEnd(ByteTokenizer):
+        eog_ids = frozenset()
+
+    rig = EngineRig(model=fake_model(tokenizer=NoEnd()), speculation=DRAFTING)
+    assert rig.ask(PROMPT, max_tokens=40).finish_reason == "length"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.commands import ForgetChat
+from engine.commands import CancelTurn, ForgetChat
 from engine.events import TurnStarted
 from engine.options import EngineOptions
 from engine.speculative.options import SpeculationOptions
@@ -98,6 +98,30 @@ def test_a_ring_is_copied_before_it_loses_what_regenerating_needs(
         again = rig.ask(prompt, max_tokens=90)
         assert again.token_ids == first.token_ids
         assert again.stats.reused_tokens == prompt_len - 1
+
+
+@pytest.mark.parametrize("cache", [RingCache, RecurrentCache])
+def test_a_message_cancelled_and_edited_does_not_forward_the_whole_chat_again(
+    cache: type[LinearCache],
+) -> None:
+    rig = EngineRig(FakeExecutable(make_cache=cache))
+    first = rig.ask(tuple(range(200)), max_tokens=70)
+    history = (*range(200), *first.token_ids)
+    request_id = rig.submit((*history, *(7 for _ in range(190))))
+    rig.run(2)
+    rig.engine.apply(CancelTurn(request_id))
+    end = rig.ask((*history, 8))
+    assert end.stats.reused_tokens >= 199
+    cold = EngineRig(FakeExecutable(make_cache=cache)).ask((*history, 8))
+    assert end.token_ids == cold.token_ids
+
+
+def test_a_resume_point_is_evicted_before_its_chat() -> None:
+    budget = EngineOptions(holder_budget_bytes=8 * 400)
+    rig = EngineRig(FakeExecutable(make_cache=RecurrentCache), options=budget, context_len=400)
+    rig.ask(tuple(range(200)), max_tokens=60)
+    assert rig.engine._session.store.num_bytes == 8 * 259  # type: ignore[union-attr]
+    assert rig.engine.holder("chat") is not None
 
 
 def test_a_cache_that_rewinds_is_never_copied_for_its_own_chat() -> None:
