@@ -18,7 +18,7 @@ from engine.bench_concurrent import Cell, CellResult, cells, run_cell, turns_of
 
 def run_concurrent(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> None:
     """Every cell in both modes, the first mode alternating from pass to pass."""
-    from app.cli.bench import prompts
+    from app.bench_report import prompts
 
     texts = [prompts()[name] for name in ("quote_file", "prose", "one_word", "quote_file")]
     results: list[tuple[int, CellResult]] = []

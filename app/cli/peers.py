@@ -163,7 +163,7 @@ def _argmax(executable: Executable, token_ids: list[int], cache: Any) -> int:
 
 
 def _prompt_ids(model: LoadedModel) -> list[int]:
-    from app.cli.bench import prompts
+    from app.bench_report import prompts
 
     return model.tokenizer.encode(prompts()["quote_file"] * 8)[:PROMPT_LEN]
 

@@ -1,0 +1,298 @@
+"""The bench: four turns, plain and speculative in turns, with figures and plots as they come."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import DataTable, Static
+from textual_plot import HiResMode, PlotWidget
+
+from app.bench_report import budget_s, prompts, report_dict, report_markdown
+from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
+from app.machine import machine_name, measure_busy
+from app.settings import SettingsError
+from engine.bench import (
+    BenchReport,
+    PairedFigure,
+    TurnSample,
+    recommend,
+    run_paired,
+    spec_scenario,
+)
+from engine.bench_rows import RowCost
+from engine.commands import MeasureRows
+from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from app.app import ForetellApp
+
+PASSES = 2
+ROW_COUNTS = (1, 2, 4, 8, 16)
+ROWS_ROUNDS = 7
+PAYS_FROM = 1.1
+"""Quoting gain from which the recommendation is to leave drafting on."""
+COLUMNS = ("turn", "plain", "speculative", "ratio", "spread", "first token", "drafts", "streams")
+
+
+class BenchScreen(Screen[None]):
+    """Starts a run, shows it, keeps it; one key applies what it recommends."""
+
+    BINDINGS = [
+        ("enter", "start", "Start"),
+        ("escape", "stop_or_leave", "Stop / leave"),
+        ("a", "apply", "Apply the recommendation"),
+        ("x", "export", "Export"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runner: BenchRunner | None = None
+        self._report: BenchReport | None = None
+        self._costs: tuple[RowCost, ...] = ()
+
+    @property
+    def foretell(self) -> ForetellApp:
+        """The app, under its own type."""
+        return cast("ForetellApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Title, what it will do, table, plots, recommendation."""
+        yield Static("Bench: does drafting pay on this machine?", classes="page-title")
+        yield Static("", id="bench-message", classes="page-message", markup=False)
+        yield DataTable(id="bench-table", show_cursor=False)
+        with Horizontal(id="bench-plots"):
+            yield PlotWidget(id="bench-rates")
+            yield PlotWidget(id="bench-acceptance")
+            yield PlotWidget(id="bench-rows")
+        yield Static("", id="bench-recommendation", classes="page-message", markup=False)
+        yield Static(
+            "Enter start · Esc stop or leave · a apply the recommendation · x export",
+            classes="page-hints",
+        )
+
+    def on_mount(self) -> None:
+        """Say what a run costs, and show the last one."""
+        self.query_one(DataTable).add_columns(*COLUMNS)
+        seconds = budget_s(PASSES, spec_scenario(prompts()))
+        self._say(
+            f"Four turns, {PASSES} passes in each mode, about {seconds:.0f} s at 100 tok/s. "
+            "Nothing else should run meanwhile. Enter starts."
+        )
+        self._show_last()
+
+    # -- running -----------------------------------------------------------------
+
+    def action_start(self) -> None:
+        """Begin a run on the loaded model."""
+        app = self.foretell
+        if self._runner is not None:
+            return
+        if app.model.info is None:
+            self._say("No model is loaded yet: F3 gets one.")
+        elif app.conversations.running:
+            self._say("An answer is running: wait for it or stop it first.")
+        else:
+            self._runner = app.bench = BenchRunner(app.bridge.submit)
+            self._report = BenchReport("spec", app.model.info.name)
+            self._costs = ()
+            self.query_one(DataTable).clear()
+            self._run(self._runner, self._report)
+
+    def action_stop_or_leave(self) -> None:
+        """Stop a run and keep what is done; without a run, leave."""
+        if self._runner is not None:
+            self._runner.stop()
+            self._say("Stopping…")
+        else:
+            self.dismiss()
+
+    @work(thread=True, exclusive=True)
+    def _run(self, runner: BenchRunner, report: BenchReport) -> None:
+        """On a worker: measure, then report the end whatever it was."""
+        call, said = self.app.call_from_thread, ""
+        try:
+            if warning := measure_busy().warning:
+                call(self._say, f"Warning: {warning}")
+            run_paired(
+                runner,
+                spec_scenario(prompts()),
+                report,
+                passes=PASSES,
+                options=self.foretell.settings.speculation,
+                on_sample=lambda sample: call(self._on_sample, sample),
+            )
+            measured = runner.measure_rows(MeasureRows(ROW_COUNTS, ROWS_ROUNDS))
+            self._costs = measured.costs
+            said = "Done."
+        except BenchStopped:
+            said = "Stopped; what was done is kept."
+        except BenchFailed as error:
+            said = f"{error} {error.error.hint}".strip()
+        call(self._on_end, said)
+
+    def _on_sample(self, sample: TurnSample) -> None:
+        assert self._report is not None, "samples come from a run"
+        mode = "speculative" if sample.is_speculative else "plain"
+        self._say(
+            f"Pass {sample.pass_index + 1} of {PASSES}, {mode}: {sample.turn} ran at"
+            f" {sample.stats.decode_tok_s:.0f} tok/s"
+        )
+        self._show(self._report.figures())
+
+    def _on_end(self, said: str) -> None:
+        self._runner = self.foretell.bench = None
+        assert self._report is not None, "a run has a report"
+        figures = self._report.figures()
+        self._say(said)
+        self._show(figures)
+        self._recommend(figures)
+        if figures:
+            self._keep(figures)
+
+    # -- showing -----------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        self.query_one("#bench-message", Static).update(text)
+
+    def _show(self, figures: Sequence[PairedFigure]) -> None:
+        table = self.query_one(DataTable)
+        table.clear()
+        for figure in figures:
+            table.add_row(*_row(figure))
+        if figures:
+            self._plot_rates(figures)
+            self._plot_acceptance(figures)
+        if self._costs:
+            self._plot_rows(self._costs)
+
+    def _plot_rates(self, figures: Sequence[PairedFigure]) -> None:
+        plot = self.query_one("#bench-rates", PlotWidget)
+        plot.clear()
+        places = [3.0 * i for i in range(len(figures))]
+        plot.bar(places, [f.plain_tok_s for f in figures], 1.0, "grey70", label="plain")
+        plot.bar(
+            [x + 1.0 for x in places],
+            [f.spec_tok_s for f in figures],
+            1.0,
+            "green",
+            label="speculative",
+        )
+        plot.set_xlabel("tok/s: " + ", ".join(f.turn for f in figures))
+        plot.set_xticks([])
+        plot.set_ylimits(ymin=0.0)
+
+    def _plot_acceptance(self, figures: Sequence[PairedFigure]) -> None:
+        plot = self.query_one("#bench-acceptance", PlotWidget)
+        plot.clear()
+        for figure, style in zip(figures, ("red", "yellow", "green", "cyan"), strict=False):
+            if figure.verify_steps:
+                shares = [n / figure.verify_steps for n in figure.accepted_per_position]
+                positions = [float(i + 1) for i in range(len(shares))]
+                plot.plot(positions, shares, style, HiResMode.BRAILLE, label=figure.turn)
+        plot.set_xlabel("accepted share by draft position")
+        plot.set_ylimits(ymin=0.0, ymax=1.0)
+
+    def _plot_rows(self, costs: Sequence[RowCost]) -> None:
+        plot = self.query_one("#bench-rows", PlotWidget)
+        plot.clear()
+        rows = [float(cost.num_rows) for cost in costs]
+        plot.plot(rows, [cost.step_ms for cost in costs], "magenta", HiResMode.BRAILLE)
+        plot.set_xlabel("ms per step by rows")
+        plot.set_ylimits(ymin=0.0)
+
+    def _recommend(self, figures: Sequence[PairedFigure]) -> None:
+        text = recommend(figures, window=self.foretell.settings.speculation.window)
+        self.query_one("#bench-recommendation", Static).update(text)
+
+    # -- keeping and using ---------------------------------------------------------
+
+    def _keep(self, figures: list[PairedFigure]) -> None:
+        app, info = self.foretell, self.foretell.model.info
+        if app.services.open_bench is None or self._report is None or info is None:
+            return
+        rows = [dataclasses.asdict(cost) for cost in self._costs]
+        try:
+            app.services.open_bench().save(
+                "spec",
+                model=info.name,
+                model_sha256=info.content_hash,
+                options=dataclasses.asdict(app.settings.speculation),
+                machine={"name": machine_name(), "device": info.device},
+                report={**report_dict(self._report, figures), "rows": rows},
+            )
+        except StorageError as error:
+            app.show_error(error)
+
+    def _show_last(self) -> None:
+        app = self.foretell
+        if app.services.open_bench is None:
+            return
+        try:
+            runs = app.services.open_bench().list_runs(kind="spec")[:1]
+        except StorageError as error:
+            app.show_error(error)
+            return
+        for run in runs:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
+            turns = ", ".join(f"{f['turn']} {f['ratio']:.2f}x" for f in run.report["figures"])
+            text = f"Last run {when} on {run.model}: {turns}"
+            self.query_one("#bench-recommendation", Static).update(text)
+
+    def action_apply(self) -> None:
+        """Switch drafting on or off as recommended, and save it."""
+        figures = self._report.figures() if self._report else []
+        quoting = [figure.ratio for figure in figures if figure.turn.startswith("quote")]
+        if not quoting:
+            self._say("Run the bench first: Enter starts it.")
+            return
+        settings = self.foretell.settings
+        speculation = dataclasses.replace(
+            settings.speculation, is_enabled=max(quoting) >= PAYS_FROM
+        )
+        try:
+            self.foretell.change_settings(dataclasses.replace(settings, speculation=speculation))
+        except SettingsError as error:
+            self._say(f"{error} ({error.hint})")
+            return
+        self._say(f"Applied: drafting is {'on' if speculation.is_enabled else 'off'}.")
+
+    def action_export(self) -> None:
+        """Write the report as JSON and Markdown into the current folder."""
+        figures = self._report.figures() if self._report else []
+        if not figures or self._report is None:
+            self._say("Nothing to export yet: Enter starts a run.")
+            return
+        stem = Path(f"foretell-bench-{time.strftime('%Y%m%d-%H%M%S')}")
+        document = {
+            **report_dict(self._report, figures),
+            "rows": [dataclasses.asdict(cost) for cost in self._costs],
+        }
+        try:
+            stem.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+            stem.with_suffix(".md").write_text(report_markdown(self._report, figures), "utf-8")
+        except OSError as error:
+            self._say(f"cannot write {stem}.json here: {error.strerror}")
+            return
+        self._say(f"Written: {stem.absolute()}.json and .md")
+
+
+def _row(figure: PairedFigure) -> tuple[str, ...]:
+    return (
+        figure.turn.replace("_", " "),
+        f"{figure.plain_tok_s:.0f}/s",
+        f"{figure.spec_tok_s:.0f}/s",
+        f"{figure.ratio:.2f}x",
+        f"{min(figure.ratios):.2f}..{max(figure.ratios):.2f}",
+        f"{sum(figure.ttft_ratios) / len(figure.ttft_ratios):.2f}x",
+        f"{figure.draft_n_accepted}/{figure.draft_n}",
+        "equal" if figure.streams_match else "DIFFERENT",
+    )

@@ -1,0 +1,117 @@
+"""The bench screen: runs on the engine in turns, keeps what is done, applies what it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
+from engine.bench import BenchReport, run_paired, spec_scenario
+from engine.commands import CancelTurn, Command, ForgetChat, SubmitTurn, UpdateSpeculation
+from engine.events import (
+    ErrorInfo,
+    SpeculationChanged,
+    TextDelta,
+    TurnFailed,
+    TurnFinished,
+    TurnStats,
+)
+from engine.speculative.options import SpeculationOptions
+
+PROMPTS = dict.fromkeys(("one_word", "prose", "quote_file", "quote_answer"), "Say something.")
+
+
+class EchoEngine:
+    """Answers every command at once, as the engine would."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.runner = BenchRunner(self.submit)
+        self.is_enabled = True
+
+    def submit(self, command: Command) -> None:
+        self.commands.append(command)
+        if isinstance(command, UpdateSpeculation):
+            self.is_enabled = command.options.is_enabled
+            self.runner.take(SpeculationChanged(command.options, "ngram", None))
+        elif isinstance(command, SubmitTurn):
+            self.runner.take(self.answer(command))
+
+    def answer(self, turn: SubmitTurn) -> TurnFinished | TurnFailed:
+        ms = 100.0 if self.is_enabled else 200.0
+        stats = TurnStats(completion_tokens=11, decode_ms=ms, ttft_ms=10.0)
+        return TurnFinished(turn.request_id, turn.chat_id, "stop", "text", (1, 2), stats, 5)
+
+
+def test_a_run_plays_each_mode_in_turns_and_reports_the_ratio() -> None:
+    engine = EchoEngine()
+    report = BenchReport("spec", "m")
+    run_paired(
+        engine.runner, spec_scenario(PROMPTS), report, passes=2, options=SpeculationOptions()
+    )
+    modes = [c.options.is_enabled for c in engine.commands if isinstance(c, UpdateSpeculation)]
+    assert modes == [False, True, True, False, True]
+    assert [round(figure.ratio, 3) for figure in report.figures()] == [2.0] * 4
+
+
+def test_every_chat_of_a_run_is_released() -> None:
+    engine = EchoEngine()
+    report = BenchReport("spec", "m")
+    run_paired(
+        engine.runner, spec_scenario(PROMPTS), report, passes=1, options=SpeculationOptions()
+    )
+    used = {c.chat_id for c in engine.commands if isinstance(c, SubmitTurn)}
+    assert used == {c.chat_id for c in engine.commands if isinstance(c, ForgetChat)}
+
+
+def test_a_stop_keeps_what_is_done_and_restores_the_policy() -> None:
+    engine = EchoEngine()
+    report = BenchReport("spec", "m")
+    stop_after: Callable[[object], None] = lambda _: engine.runner.stop()  # noqa: E731
+    options = SpeculationOptions(window=3)
+    with pytest.raises(BenchStopped):
+        run_paired(
+            engine.runner,
+            spec_scenario(PROMPTS),
+            report,
+            passes=2,
+            options=options,
+            on_sample=stop_after,
+        )
+    assert len(report.samples) == 1
+    assert engine.commands[-1] == UpdateSpeculation(options)
+
+
+def test_a_stopped_turn_is_cancelled() -> None:
+    commands: list[Command] = []
+    runner = BenchRunner(commands.append)
+    turn = SubmitTurn("bench-x", "bench-x", "hi", sampling=None)  # type: ignore[arg-type]
+    thread = threading.Timer(0.0, runner.stop)
+    thread.start()
+    with pytest.raises(BenchStopped):
+        runner.run_turn(turn)
+    thread.join()
+    assert commands[-1] == CancelTurn("bench-x")
+
+
+def test_a_failed_turn_ends_the_run_with_its_reason() -> None:
+    engine = EchoEngine()
+    error = ErrorInfo("failure", "the device is gone")
+    engine.answer = lambda turn: TurnFailed(turn.request_id, turn.chat_id, error)  # type: ignore[method-assign]
+    with pytest.raises(BenchFailed, match="the device is gone"):
+        run_paired(
+            engine.runner,
+            spec_scenario(PROMPTS),
+            BenchReport("spec", "m"),
+            passes=1,
+            options=SpeculationOptions(),
+        )
+
+
+def test_other_chats_events_are_left_to_them() -> None:
+    runner = BenchRunner(lambda _: None)
+    delta = TextDelta("turn-1", "chat", "hello", TurnStats(), 3)
+    assert not runner.take(delta)
+    assert runner.take(TextDelta("bench-1", "bench-1", "hello", TurnStats(), 3))
