@@ -74,6 +74,15 @@ def run_scenario(
         except KeyboardInterrupt:
             note("stopped; what follows is what was done")
     figures = report.figures()
+    if figures:
+        wiring.open_bench().save(
+            scenario.name,
+            model=info.name,
+            model_sha256=info.content_hash,
+            options=dataclasses.asdict(settings.speculation),
+            machine={"name": machine_name(), "device": info.device},
+            report=report_dict(report, figures),
+        )
     if args.json:
         say_json(report_dict(report, figures))
         return
