@@ -50,6 +50,10 @@ class Library:
             self.folder,
             hf_cache=self.environment.hf_cache,
             ollama_dir=self.environment.ollama_models,
+            extra_dirs=(
+                *(Path(folder).expanduser() for folder in self.settings.model_folders),
+                self.environment.lm_studio_models,
+            ),
         )
 
     def installed(self) -> Sequence[InstalledModel]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -71,6 +71,8 @@ class Settings:
     """Memory for chat caches and checkpoints, MiB; 0 takes a share of what is free."""
     offline: bool = False
     """Refuse every connection."""
+    model_folders: tuple[str, ...] = ()
+    """Further folders of GGUF files, used in place."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
@@ -101,6 +103,7 @@ class Environment:
     hf_token: str | None = field(repr=False)
     hf_cache: Path
     ollama_models: Path
+    lm_studio_models: Path
     peer_python: str | None = None
     """FORETELL_PEER_PYTHON: the Python that has llama-cpp-python, for `bench peers`."""
 
@@ -114,11 +117,22 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         home=Path(env["FORETELL_HOME"]).expanduser() if env.get("FORETELL_HOME") else None,
         hf_endpoint=env.get("HF_ENDPOINT") or "https://huggingface.co",
-        hf_token=env.get("HF_TOKEN") or None,
+        hf_token=env.get("HF_TOKEN") or _read_token(env, hf_home),
         hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
         ollama_models=Path(env.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+        lm_studio_models=user / ".lmstudio" / "models",
         peer_python=env.get("FORETELL_PEER_PYTHON") or None,
     )
+
+
+def _read_token(env: Mapping[str, str], hf_home: Path) -> str | None:
+    """The token `hf auth login` keeps. Source: huggingface_hub, HF_TOKEN_PATH and HF_HOME/token."""
+    try:
+        return (
+            Path(env.get("HF_TOKEN_PATH") or hf_home / "token").read_text("utf-8").strip() or None
+        )
+    except (OSError, UnicodeDecodeError):
+        return None  # nobody logged in here
 
 
 def load_settings(path: Path, env: Mapping[str, str] | None = None) -> Settings:
@@ -200,6 +214,10 @@ def _suggest(key: str, kind: type) -> str:
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
+    if get_origin(hint) is tuple:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise SettingsError(f"{where} = {value!r} has the wrong type", hint="use a list of texts")
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -261,4 +279,4 @@ def _write_table(table: Any, value: Any, default: Any) -> None:
         elif new == old or new is None:
             table.pop(item.name, None)
         else:
-            table[item.name] = new
+            table[item.name] = list(new) if isinstance(new, tuple) else new

@@ -117,3 +117,21 @@ def test_hub_folders_follow_the_hubs_own_variables(tmp_path: Path) -> None:
 def test_an_optional_number_can_be_cleared() -> None:
     assert parse_value("auto", int | None) is None
     assert parse_value("7", int | None) == 7
+
+
+def test_folders_of_models_are_a_list(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", 'model_folders = ["/a", "/b"]\n')
+    settings = load_settings(path, {})
+    assert settings.model_folders == ("/a", "/b")
+    save_settings(path, settings)
+    assert load_settings(path, {}) == settings
+    with pytest.raises(SettingsError, match="use a list|wrong type"):
+        load_settings(write(path, 'model_folders = "/a"\n'), {})
+
+
+def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / ".cache" / "huggingface"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text("hf_login\n")
+    assert read_environment({"HOME": str(tmp_path)}).hf_token == "hf_login"
+    assert read_environment({"HOME": str(tmp_path), "HF_TOKEN": "hf_env"}).hf_token == "hf_env"
