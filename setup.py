@@ -11,7 +11,14 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # No contraction: the bits of every kernel must be the same on each instruction set.
-UNIX_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+UNIX_FLAGS = [
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-g0",
+]
 MSVC_FLAGS = ["/O2", "/std:c11", "/fp:precise", "/experimental:c11atomics"]
 
 

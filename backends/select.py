@@ -6,14 +6,21 @@ here; a caller passes the name a person asked for.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import Backend, BackendUnavailable
 
-AUTO_ORDER = ("mlx", "cuda", "native", "torch")
-"""What `auto` tries, fastest first; each says for itself whether it can run here."""
+BACKENDS = ("mlx", "cuda", "native", "torch")
+"""Fastest first; each says for itself whether it can run here."""
+
+
+def auto_order() -> tuple[str, ...]:
+    """What `auto` tries. MLX only on Apple Silicon: its CPU device elsewhere is for tests."""
+    return BACKENDS if sys.platform == "darwin" else BACKENDS[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ def select_backend(wanted: str = "auto", *, threads: int = 0) -> Backend:
     if wanted != "auto":
         return _factory(wanted)(threads)
     reasons = []
-    for name in AUTO_ORDER:
+    for name in auto_order():
         try:
             return _factory(name)(threads)
         except BackendUnavailable as error:
@@ -47,8 +54,8 @@ def select_backend(wanted: str = "auto", *, threads: int = 0) -> Backend:
 
 
 def describe_backends(*, threads: int = 0) -> list[BackendReport]:
-    """Every backend in the order `auto` tries them, with its device or its reason."""
-    return [_report(name, threads) for name in AUTO_ORDER]
+    """Every backend, fastest first, with its device or its reason."""
+    return [_report(name, threads) for name in BACKENDS]
 
 
 def _report(name: str, threads: int) -> BackendReport:
@@ -64,7 +71,7 @@ def _factory(name: str) -> Callable[[int], Backend]:
     factories: dict[str, Callable[[int], Backend]] = {
         "native": _native,
         "torch": lambda threads: _torch("cpu"),
-        "cuda": lambda threads: _torch("cuda"),
+        "cuda": lambda threads: _cuda(),
         "mlx": lambda threads: _mlx(),
     }
     if name not in factories:
@@ -80,9 +87,16 @@ def _native(threads: int) -> Backend:
     return NativeBackend(threads=threads)
 
 
+def _cuda() -> Backend:
+    # Asked of the driver, not of torch: on a machine without a GPU its import takes 2 s for a no.
+    if not has_cuda_device():
+        raise BackendUnavailable("the driver finds no NVIDIA GPU")
+    return _torch("cuda")
+
+
 def _torch(device: str) -> Backend:
     try:
-        from backends.torch_backend.backend import TorchBackend  # deferred: 1.8 s
+        from backends.torch_backend.backend import TorchBackend
     except ImportError as error:
         raise BackendUnavailable(f"torch cannot be imported: {error}") from None
     return TorchBackend(device)
@@ -95,3 +109,17 @@ def _mlx() -> Backend:
         raise BackendUnavailable(f"mlx cannot be imported: {error}") from None
     backend: Backend = module.MlxBackend()
     return backend
+
+
+def has_cuda_device() -> bool:
+    """Whether an NVIDIA driver is installed and sees a device.
+
+    Source: CUDA driver API, `cuInit` and `cuDeviceGetCount` (0 is success).
+    """
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    except (OSError, AttributeError):
+        return False
+    return bool(found) and count.value > 0
