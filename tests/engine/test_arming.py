@@ -16,14 +16,13 @@ from engine.speculative.registry import SpeculatorRegistry, default_registry
 from engine.speculative.runtime import SpeculationRuntime
 from engine.speculative.speculator import Decline, SpeculatorTraits
 from engine.speculative.target import TargetTraits
+from tests.engine.fakes_drafters import FakeHead, ScriptedSpeculator
 from tests.engine.fakes_speculative import (
     TARGETS,
     VOCAB,
     FakeClock,
-    FakeHead,
     FakeTarget,
     LinearTarget,
-    ScriptedSpeculator,
     Turn,
     cold_contents,
     hidden_of,

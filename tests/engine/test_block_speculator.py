@@ -11,10 +11,9 @@ from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor, GovernorState
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import FixedWindow
+from tests.engine.fakes_drafters import FakeHead, FakeHeadState
 from tests.engine.fakes_speculative import (
     FakeClock,
-    FakeHead,
-    FakeHeadState,
     LinearTarget,
     Turn,
     hidden_of,

@@ -20,6 +20,7 @@ from engine.diagnostics import (
 from engine.errors import EngineError
 from engine.speculative.draft_head import DraftHeadKind
 from engine.speculative.target import TargetTraits
+from tests.engine.fakes_drafters import FakeHead
 from tests.engine.fakes_engine import (
     VOCAB,
     FakeExecutable,
@@ -28,7 +29,6 @@ from tests.engine.fakes_engine import (
     RingCache,
     fake_model,
 )
-from tests.engine.fakes_speculative import FakeHead
 
 PROMPT = [5, 6, 7, 8, 9]
 EMITTED = [20, 21, 22, 23]

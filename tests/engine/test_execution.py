@@ -2,87 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import inspect
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from backends.base import BackendError
-from engine.sampling_params import SamplingParams
-from engine.speculative.drafters import drafter_factory
-from engine.speculative.execution import SpeculativeExecution, StepResult
+from engine.speculative import execution as execution_module
+from engine.speculative.draft_head import DraftHeadKind
+from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor, GovernorState
+from engine.speculative.head_speculator import HeadSpeculator
 from engine.speculative.ngram import NgramSpeculator
-from engine.speculative.options import SpeculationOptions
-from engine.speculative.registry import SpeculatorRequest
-from engine.speculative.speculator import DraftContext, Speculator, SpeculatorTraits
+from engine.speculative.speculator import DraftContext, SpeculatorTraits
 from engine.speculative.window import AdaptiveWindow, FixedWindow
+from tests.engine.fakes_drafters import FakeHead, ScriptedSpeculator
 from tests.engine.fakes_speculative import (
     TARGETS,
     VOCAB,
     FakeClock,
-    FakeTarget,
     LinearTarget,
-    ScriptedSpeculator,
     Turn,
-    cold_contents,
+    hidden_of,
     plain_stream,
     prefill,
 )
-
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-class Bench:
-    """A prefilled target with an armed speculator and a turn, ready to step."""
-
-    def __init__(
-        self,
-        speculator: Speculator,
-        *,
-        kind: str = "linear",
-        window: int = 8,
-        governor: CostGovernor | None = None,
-        turn: Turn | None = None,
-        **target_args: object,
-    ) -> None:
-        self.kind = kind
-        self.target: FakeTarget = TARGETS[kind](**target_args)
-        self.clock = self.target.clock = FakeClock()
-        self.execution = SpeculativeExecution(
-            self.target, speculator, FixedWindow(window), governor=governor, clock=self.clock
-        )
-        self.turn = turn or Turn(PROMPT)
-        self.last_id = self.turn.draw(prefill(self.target, PROMPT), len(PROMPT))
-        self.execution.seed_committed(PROMPT)
-
-    def step(self) -> StepResult:
-        assert self.last_id is not None
-        result = self.execution.step(self.last_id, self.turn.num_remaining, self.turn.draw)
-        self.last_id = result.token_ids[-1]
-        return result
-
-    def finish(self) -> list[int]:
-        while not self.turn.is_over:
-            self.step()
-        return self.turn.emitted
-
-    def assert_cold(self) -> None:
-        """The cache holds exactly the prompt and the emitted tokens but the last."""
-        cached = [*PROMPT, *self.turn.emitted[:-1]]
-        assert self.target.contents() == cold_contents(self.kind, cached)
-
-
-def forced(spec: str, plain: Sequence[int], target: FakeTarget | None = None) -> Speculator:
-    request = SpeculatorRequest(target or LinearTarget(), None, SpeculationOptions())
-    made = drafter_factory(spec, PROMPT, plain)(request)
-    assert not hasattr(made, "reason")
-    return made  # type: ignore[return-value]
-
-
-KINDS = list(TARGETS)
-
+from tests.engine.speculative_bench import KINDS, PROMPT, Bench, forced
 
 # -- stops (S19, A1, A2, B1)
 
@@ -333,125 +278,6 @@ def test_s33_losing_drafter_is_parked_and_says_so() -> None:
     assert bench.execution.governor_state in ("parked", "probing")
 
 
-# -- faults (B9, decision: speculation never fails a turn)
-
-
-class Breaking(ScriptedSpeculator):
-    """Raises in one method from the n-th call on."""
-
-    def __init__(self, method: str, number: int, plain: Sequence[int], error: Exception) -> None:
-        super().__init__(lambda c: ([*PROMPT, *plain])[c.pos + 1 : c.pos + 4])
-        self._method, self._left, self._error = method, number, error
-
-    def _maybe(self, method: str) -> None:
-        if method == self._method:
-            self._left -= 1
-            if self._left < 0:
-                raise self._error
-
-    def propose(self, context: DraftContext):  # type: ignore[no-untyped-def]
-        self._maybe("propose")
-        return super().propose(context)
-
-    def commit(self, token_ids, hidden, start_pos):  # type: ignore[no-untyped-def]
-        self._maybe("commit")
-        super().commit(token_ids, hidden, start_pos)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [BackendError("no memory left"), ValueError("shape"), RuntimeError("cuda"), KeyError(3)],
-)
-@pytest.mark.parametrize("method", ["propose", "commit"])
-@pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("kind", KINDS)
-def test_drafter_that_errs_is_dropped_with_one_notice(
-    kind: str, number: int, method: str, error: Exception
-) -> None:
-    plain = plain_stream(kind, PROMPT, 30)
-    bench = Bench(
-        Breaking(method, number, plain, error), kind=kind, turn=Turn(PROMPT, max_tokens=30)
-    )
-    notices = []
-    while not bench.turn.is_over:
-        notices.append(bench.step().notice)
-    assert bench.turn.emitted == plain
-    bench.assert_cold()
-    assert bench.execution.dropped is not None
-    assert [n for n in notices if n] == [bench.execution.dropped]
-
-
-@pytest.mark.parametrize("offset", range(12))
-@pytest.mark.parametrize("kind", KINDS)
-def test_b9_failed_forward_leaves_tokens_and_cache_in_step(kind: str, offset: int) -> None:
-    """FAULT(n) in verify, replay and plain steps: carried on plainly, or raised with nothing lost."""
-    plain = plain_stream(kind, PROMPT, 30)
-    bench = Bench(forced("script:2,0,3,1", plain), kind=kind, turn=Turn(PROMPT, max_tokens=30))
-    bench.target.fail_at = {bench.target.num_forwards + offset}
-    while not bench.turn.is_over:
-        before = bench.target.contents(), list(bench.turn.emitted)
-        try:
-            bench.step()
-        except BackendError:
-            assert (bench.target.contents(), bench.turn.emitted) == before
-    assert bench.turn.emitted == plain
-    bench.assert_cold()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_verify_that_fails_becomes_a_plain_step(kind: str) -> None:
-    plain = plain_stream(kind, PROMPT, 10)
-    bench = Bench(forced("oracle:4", plain), kind=kind)
-    bench.target.fail_at = {bench.target.num_forwards}
-    result = bench.step()
-    assert (result.kind, list(result.token_ids)) == ("plain", plain[1:2])
-    assert result.notice is not None
-    assert "injected fault" in result.notice
-    assert bench.step().kind == "plain"
-
-
-# -- sampling (A4, A5, A7, A10)
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(1.0, top_k=0, top_p=1.0, seed=s) for s in (0, 1)]
-)
-def test_a5_drafting_the_argmax_does_not_flatten_the_distribution(params: SamplingParams) -> None:
-    """An equality test on argmaxes made answers near-greedy; here the draw itself is compared."""
-    target = LinearTarget()
-
-    def argmax_of(context: DraftContext) -> list[int]:
-        del context
-        return [int(np.argmax(target._logits[0]))] * 4
-
-    bench = Bench(ScriptedSpeculator(argmax_of), turn=Turn(PROMPT, params, max_tokens=300))
-    target = bench.target  # type: ignore[assignment]
-    assert bench.finish() == plain_stream("linear", PROMPT, 300, params)
-
-
-@pytest.mark.parametrize("spec", ["oracle:4", "script:3,0,2,4", "garbage:3"])
-def test_a7_penalties_count_every_accepted_token_and_no_rejected_one(spec: str) -> None:
-    params = SamplingParams(
-        temperature=0.0, repeat_penalty=1.3, frequency_penalty=0.5, penalty_window=0
-    )
-    plain = plain_stream("linear", PROMPT, 60, params)
-    bench = Bench(forced(spec, plain), turn=Turn(PROMPT, params, max_tokens=60))
-    while not bench.turn.is_over:
-        bench.step()
-        assert bench.turn.sampler.penalty_counts == Counter([*PROMPT, *bench.turn.emitted])
-    assert bench.turn.emitted == plain
-
-
-def test_a10_same_seed_twice_gives_the_same_text_whatever_ran_between() -> None:
-    params = SamplingParams(temperature=1.0, seed=1)
-    streams = []
-    for window in (8, 2):
-        bench = Bench(NgramSpeculator(), window=window, turn=Turn(PROMPT, params, max_tokens=80))
-        streams.append(bench.finish())
-        Bench(NgramSpeculator(), turn=Turn(PROMPT, SamplingParams(1.0, seed=9))).finish()
-    assert streams[0] == streams[1]
-
-
 # -- counters (S64)
 
 
@@ -520,3 +346,93 @@ class Reciting(LinearTarget):
         if self.length < len(self._text):
             row[self._text[self.length]] = 9.0
         return row
+
+
+# -- the seams (S03, S04, S06)
+
+
+def test_s03_new_signal_is_a_new_field() -> None:
+    """One frozen struct goes to every drafter; it carries what the window and the gate allow."""
+    speculator = ScriptedSpeculator(lambda _: [])
+    bench = Bench(speculator, window=5, turn=Turn(PROMPT, max_tokens=4))
+    bench.step()
+    assert speculator.contexts == [
+        DraftContext(
+            last_token_id=bench.turn.emitted[0], pos=len(PROMPT), max_drafts=2, min_draft_prob=0.0
+        )
+    ]
+
+
+def test_s03_typed_gate_replaces_the_algorithms_own() -> None:
+    speculator = ScriptedSpeculator(lambda _: [], traits=SpeculatorTraits("gated", 4, 0.35))
+    for typed, expected in ((None, 0.35), (0.6, 0.6), (0.0, 0.0)):
+        target = LinearTarget()
+        execution = SpeculativeExecution(
+            target, speculator, FixedWindow(4), min_draft_prob=typed, clock=FakeClock()
+        )
+        target.ensure_capacity(9)
+        execution.prefill([1, 2])
+        execution.step(3, 5, Turn([1, 2, 3]).draw)
+        assert speculator.contexts[-1].min_draft_prob == expected
+
+
+def test_s03_algorithms_own_limit_bounds_the_proposal() -> None:
+    traits = SpeculatorTraits("short", 2, 0.0, can_arm_after_prefix_reuse=True)
+    speculator = ScriptedSpeculator(lambda c: [0] * 9, traits=traits)
+    bench = Bench(speculator, window=8)
+    assert bench.step().num_drafts == 2
+    assert speculator.contexts[0].max_drafts == 2
+
+
+def test_s04_committed_rows_are_the_kept_ones_and_outlive_the_targets_buffers() -> None:
+    """B14: a pointer into a buffer that the next forward overwrites, or the last drafted row."""
+    for kind in ("linear", "recurrent"):
+        plain = plain_stream(kind, PROMPT, 20)
+        stream = [*PROMPT, *plain]
+        traits = SpeculatorTraits("head", 8, 0.0, needs_hidden=True)
+        speculator = ScriptedSpeculator(
+            lambda c, stream=stream: [*stream[c.pos + 1 : c.pos + 3], 0, 0],  # type: ignore[misc]
+            traits=traits,
+        )
+        bench = Bench(speculator, kind=kind)
+        bench.step()
+        ids, hidden, start = speculator.commits[-1]
+        assert (list(ids), start) == (stream[8:11], 8)
+        assert hidden is not None
+        fresh = TARGETS[kind]()
+        for pos, token_id in enumerate(stream[:11]):
+            fresh.ensure_capacity(pos + 1)
+            true_row = fresh.forward_rows([token_id], want_hidden=True).hidden
+            assert true_row is not None
+            if pos >= 8:
+                np.testing.assert_array_equal(hidden[pos - 8], true_row[0])
+
+
+def test_s06_step_reads_as_its_phases() -> None:
+    """The loop knows no algorithm: not one of their names stands in its file."""
+    source = inspect.getsource(execution_module).lower()
+    for name in ("ngram", "draft-head", "medusa", "block_spec", "head_spec", "oracle", "registry"):
+        assert name not in source
+    body = inspect.getsource(SpeculativeExecution.step)
+    phases = [body.index(f"self._{name}(") for name in ("draft", "verify", "rollback", "commit")]
+    assert phases == sorted(phases)
+
+
+def test_s32_head_without_state_drafts_from_any_position() -> None:
+    """It reads the target's own cache and the row it is handed; a gap costs it one plain step."""
+    plain = plain_stream("linear", PROMPT, 40)
+    stream = [*PROMPT, *plain]
+    head = FakeHead(
+        DraftHeadKind.PER_TOKEN, stream.__getitem__, lambda pos: hidden_of(stream[: pos + 1])
+    )
+    bench = Bench(HeadSpeculator(head, LinearTarget()), window=3)
+    kinds = [bench.step().kind for _ in range(3)]
+    skipped = bench.turn.emitted[-1]
+    bench.target.ensure_capacity(bench.target.cached_len + 1)
+    logits = bench.target.forward_rows([skipped]).logits
+    assert logits is not None
+    bench.last_id = bench.turn.draw(logits[0], bench.target.cached_len)
+    bench.execution.catch_up([skipped])
+    kinds += [bench.step().kind for _ in range(3)]
+    assert kinds == ["plain", "verify", "verify", "plain", "verify", "verify"]
+    assert bench.execution.dropped is None

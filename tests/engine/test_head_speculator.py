@@ -12,11 +12,10 @@ from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.head_speculator import HeadSpeculator
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import FixedWindow
+from tests.engine.fakes_drafters import FakeHead, FakeHeadState
 from tests.engine.fakes_speculative import (
     VOCAB,
     FakeClock,
-    FakeHead,
-    FakeHeadState,
     LinearTarget,
     Turn,
     hidden_of,

@@ -17,13 +17,12 @@ from engine.speculative.head_speculator import HeadSpeculator
 from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext, Speculator
 from engine.speculative.window import AdaptiveWindow, FixedWindow
+from tests.engine.fakes_drafters import FakeHead, ScriptedSpeculator
 from tests.engine.fakes_speculative import (
     TARGETS,
     VOCAB,
     FakeClock,
-    FakeHead,
     FakeTarget,
-    ScriptedSpeculator,
     Turn,
     cold_contents,
     hidden_of,

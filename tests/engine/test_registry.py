@@ -25,10 +25,10 @@ from engine.speculative.speculator import (
     SpeculatorTraits,
 )
 from engine.speculative.target import TargetTraits
+from tests.engine.fakes_drafters import FakeHead
 from tests.engine.fakes_speculative import (
     TARGETS,
     FakeClock,
-    FakeHead,
     FakeTarget,
     LinearTarget,
     Turn,

@@ -1,0 +1,135 @@
+"""Faults in every phase, and sampling settings under drafting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError
+from engine.sampling_params import SamplingParams
+from engine.speculative.ngram import NgramSpeculator
+from engine.speculative.speculator import DraftContext
+from tests.engine.fakes_drafters import ScriptedSpeculator
+from tests.engine.fakes_speculative import LinearTarget, Turn, plain_stream
+from tests.engine.speculative_bench import KINDS, PROMPT, Bench, forced
+
+# -- faults (B9, decision: speculation never fails a turn)
+
+
+class Breaking(ScriptedSpeculator):
+    """Raises in one method from the n-th call on."""
+
+    def __init__(self, method: str, number: int, plain: Sequence[int], error: Exception) -> None:
+        super().__init__(lambda c: ([*PROMPT, *plain])[c.pos + 1 : c.pos + 4])
+        self._method, self._left, self._error = method, number, error
+
+    def _maybe(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left < 0:
+                raise self._error
+
+    def propose(self, context: DraftContext):  # type: ignore[no-untyped-def]
+        self._maybe("propose")
+        return super().propose(context)
+
+    def commit(self, token_ids, hidden, start_pos):  # type: ignore[no-untyped-def]
+        self._maybe("commit")
+        super().commit(token_ids, hidden, start_pos)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BackendError("no memory left"), ValueError("shape"), RuntimeError("cuda"), KeyError(3)],
+)
+@pytest.mark.parametrize("method", ["propose", "commit"])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafter_that_errs_is_dropped_with_one_notice(
+    kind: str, number: int, method: str, error: Exception
+) -> None:
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(
+        Breaking(method, number, plain, error), kind=kind, turn=Turn(PROMPT, max_tokens=30)
+    )
+    notices = []
+    while not bench.turn.is_over:
+        notices.append(bench.step().notice)
+    assert bench.turn.emitted == plain
+    bench.assert_cold()
+    assert bench.execution.dropped is not None
+    assert [n for n in notices if n] == [bench.execution.dropped]
+
+
+@pytest.mark.parametrize("offset", range(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_b9_failed_forward_leaves_tokens_and_cache_in_step(kind: str, offset: int) -> None:
+    """FAULT(n) in verify, replay and plain steps: carried on plainly, or raised with nothing lost."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("script:2,0,3,1", plain), kind=kind, turn=Turn(PROMPT, max_tokens=30))
+    bench.target.fail_at = {bench.target.num_forwards + offset}
+    while not bench.turn.is_over:
+        before = bench.target.contents(), list(bench.turn.emitted)
+        try:
+            bench.step()
+        except BackendError:
+            assert (bench.target.contents(), bench.turn.emitted) == before
+    assert bench.turn.emitted == plain
+    bench.assert_cold()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_that_fails_becomes_a_plain_step(kind: str) -> None:
+    plain = plain_stream(kind, PROMPT, 10)
+    bench = Bench(forced("oracle:4", plain), kind=kind)
+    bench.target.fail_at = {bench.target.num_forwards}
+    result = bench.step()
+    assert (result.kind, list(result.token_ids)) == ("plain", plain[1:2])
+    assert result.notice is not None
+    assert "injected fault" in result.notice
+    assert bench.step().kind == "plain"
+
+
+# -- sampling (A4, A5, A7, A10)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(1.0, top_k=0, top_p=1.0, seed=s) for s in (0, 1)]
+)
+def test_a5_drafting_the_argmax_does_not_flatten_the_distribution(params: SamplingParams) -> None:
+    """An equality test on argmaxes made answers near-greedy; here the draw itself is compared."""
+    target = LinearTarget()
+
+    def argmax_of(context: DraftContext) -> list[int]:
+        del context
+        return [int(np.argmax(target._logits[0]))] * 4
+
+    bench = Bench(ScriptedSpeculator(argmax_of), turn=Turn(PROMPT, params, max_tokens=300))
+    target = bench.target  # type: ignore[assignment]
+    assert bench.finish() == plain_stream("linear", PROMPT, 300, params)
+
+
+@pytest.mark.parametrize("spec", ["oracle:4", "script:3,0,2,4", "garbage:3"])
+def test_a7_penalties_count_every_accepted_token_and_no_rejected_one(spec: str) -> None:
+    params = SamplingParams(
+        temperature=0.0, repeat_penalty=1.3, frequency_penalty=0.5, penalty_window=0
+    )
+    plain = plain_stream("linear", PROMPT, 60, params)
+    bench = Bench(forced(spec, plain), turn=Turn(PROMPT, params, max_tokens=60))
+    while not bench.turn.is_over:
+        bench.step()
+        assert bench.turn.sampler.penalty_counts == Counter([*PROMPT, *bench.turn.emitted])
+    assert bench.turn.emitted == plain
+
+
+def test_a10_same_seed_twice_gives_the_same_text_whatever_ran_between() -> None:
+    params = SamplingParams(temperature=1.0, seed=1)
+    streams = []
+    for window in (8, 2):
+        bench = Bench(NgramSpeculator(), window=window, turn=Turn(PROMPT, params, max_tokens=80))
+        streams.append(bench.finish())
+        Bench(NgramSpeculator(), turn=Turn(PROMPT, SamplingParams(1.0, seed=9))).finish()
+    assert streams[0] == streams[1]
