@@ -99,6 +99,10 @@ class InferenceEngine:
         """Let every turn move on by one step; False when nothing is left to do."""
         return self._session is not None and self._session.step()
 
+    def work_in_background(self) -> bool:
+        """One piece of work for later turns, when none runs; False when nothing is left to do."""
+        return self._session is not None and self._session.work_in_background()
+
     def close(self) -> None:
         """Cancel what runs and release the model."""
         self._unload()

@@ -91,7 +91,8 @@ class Executor:
     def _prefill(self, request: Request) -> None:
         start, ids = request.holder.length, request.prompt.token_ids
         end = self._chunk_end(request)
-        self._keep_prefix(request)
+        if start == request.resume_len and (copy := self._copy(request.holder)):
+            self._store.set_resume_point(request.turn.chat_id, copy)
         is_last = end == len(ids) and not request.is_complete
         began = self._clock()
         output = self._forward_prompt(request, ids[start:end], is_last=is_last)
@@ -115,7 +116,7 @@ class Executor:
         )
 
     def _chunk_end(self, request: Request) -> int:
-        """Where the next chunk ends: a fixed multiple, the prompt's end, or a prefix to keep.
+        """Where the next chunk ends: a fixed multiple, the prompt's end, or a place to resume at.
 
         Where rows depend on how they were cut, the prompt's last token is forwarded alone, as
         decoding would, so that answering again from the cache gives the same bits.
@@ -124,8 +125,6 @@ class Executor:
         size = min(PREFILL_CHUNK, self._caps.max_rows)
         last = num if self._caps.is_chunk_independent or start == num - 1 else num - 1
         end = min(start - start % size + size, last)
-        if start < request.checkpoint_len < end:
-            return request.checkpoint_len
         if end == last and request.resume_len is None and self._needs_resume_point(request):
             request.resume_len = history_len(request.prompt, self._model)
         if request.resume_len is not None and start < request.resume_len < end:
@@ -136,14 +135,6 @@ class Executor:
         """Whether this cache could not be cut back to the prompt when the answer is redone."""
         holder = request.holder
         return holder.length > 1 and not holder.can_rewind_to(1)
-
-    def _keep_prefix(self, request: Request) -> None:
-        """Copy the holder where others, or this chat later, will want to start again."""
-        holder = request.holder
-        if holder.length == request.checkpoint_len and (copy := self._copy(holder)):
-            self._store.add_checkpoint(copy)
-        if holder.length == request.resume_len and (copy := self._copy(holder)):
-            self._store.set_resume_point(request.turn.chat_id, copy)
 
     def _save_resume_point(self, request: Request) -> None:
         """Copy a ring that is about to lose what redoing this answer would need.

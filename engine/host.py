@@ -30,6 +30,9 @@ from engine.speculative.registry import SpeculatorRegistry
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 0.2
+"""Background work starts after so much silence: a turn often follows a load or a turn at once."""
+
 
 class EngineHost:
     """Runs an `InferenceEngine` on a thread of its own, from construction to `stop`."""
@@ -119,17 +122,28 @@ class EngineHost:
 
     def _serve(self) -> None:
         """Apply commands between two steps; sleep only when there is nothing to do."""
-        has_work = False
+        wait_s: float | None = None
+        has_been_quiet = False
         while True:
-            try:
-                command = self._commands.get(block=not has_work)
-            except queue.Empty:
-                has_work = self._engine.step()
-                continue
-            self._engine.apply(command)
-            if isinstance(command, Stop):
-                return
-            has_work = True
+            command = self._next_command(wait_s)
+            if command is not None:
+                self._engine.apply(command)
+                if isinstance(command, Stop):
+                    return
+                wait_s, has_been_quiet = 0.0, False
+            elif self._engine.step():
+                wait_s = 0.0
+            elif not has_been_quiet:
+                wait_s, has_been_quiet = QUIET_S, True
+            else:
+                wait_s = 0.0 if self._engine.work_in_background() else None
+
+    def _next_command(self, wait_s: float | None) -> Command | None:
+        """The next command, or None after so many seconds; None waits for ever."""
+        try:
+            return self._commands.get(block=wait_s != 0.0, timeout=wait_s or None)
+        except queue.Empty:
+            return None
 
     def _report(self, event: EngineEvent) -> None:
         if isinstance(event, TurnFinished | TurnFailed):

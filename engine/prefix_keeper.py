@@ -36,9 +36,9 @@ class PrefixKeeper:
         self._folder = folder
         self._chunk_len = chunk_len
         self._notice = notice
-        self._wanted: tuple[int, ...] = ()
-        """The prefix being warmed; empty when there is none."""
+        self._wanted: list[tuple[int, ...]] = []
         self._growing: Holder | None = None
+        """The first of `_wanted`, as far as it is forwarded."""
         self._stored: set[tuple[int, ...]] = set()
 
     def has(self, prefix: tuple[int, ...]) -> bool:
@@ -63,32 +63,43 @@ class PrefixKeeper:
         return True
 
     def want(self, prefix: tuple[int, ...]) -> None:
-        """Have this prefix ready before a chat needs it; too short ones are not worth it."""
-        if len(prefix) >= MIN_SHARED_LEN and not self.has(prefix):
-            self._wanted, self._growing = prefix, None
+        """Have this prefix ready for the next new chat; too short ones are not worth it.
+
+        State: one that is on disk is a checkpoint at once.
+        """
+        is_short = len(prefix) < MIN_SHARED_LEN
+        if not is_short and prefix not in self._wanted and not self.has(prefix):
+            self._wanted.append(prefix)
 
     def step(self) -> bool:
-        """One chunk or one file; False when nothing is left to do."""
-        if self._wanted:
-            try:
-                is_done = self._grow()
-            except (BackendError, MemoryError) as error:
-                log.warning("a prefix could not be warmed", exc_info=error)
-                is_done = True
-            if is_done:
-                self._wanted, self._growing = (), None
-            return True
-        return self._store_one()
+        """One copy, one chunk or one file; False when nothing is left to do."""
+        if not self._wanted:
+            return self._store_one()
+        try:
+            is_done = self._grow(self._wanted[0])
+        except (BackendError, MemoryError) as error:
+            log.warning("a prefix could not be warmed", exc_info=error)
+            is_done = True
+        if is_done:
+            self._growing = None
+            del self._wanted[0]
+        return True
 
-    def _grow(self) -> bool:
-        """Forward one chunk of the wanted prefix; whether that was the last."""
-        if self._store.has_checkpoint(self._wanted):
+    def _grow(self, prefix: tuple[int, ...]) -> bool:
+        """Copy a prefix out of a chat that begins with it, else forward one chunk; if it is whole.
+
+        A turn never makes a checkpoint itself: cutting its prompt there would cost its first token
+        one more pass over the weights.
+        """
+        if self._store.has_checkpoint(prefix):
             return True
-        holder = self._growing = self._growing or Holder(self._executable)
-        start = holder.length
-        end = min(start - start % self._chunk_len + self._chunk_len, len(self._wanted))
-        holder.forward(self._wanted[start:end], want_logits="none")
-        if end < len(self._wanted):
+        holder = self._store.copy_prefix(prefix)
+        if holder is None:
+            holder = self._growing = self._growing or Holder(self._executable)
+            start = holder.length
+            end = min(start - start % self._chunk_len + self._chunk_len, len(prefix))
+            holder.forward(prefix[start:end], want_logits="none")
+        if holder.length < len(prefix):
             return False
         self._store.add_checkpoint(holder)
         return True

@@ -71,8 +71,6 @@ class Request:
         """Tokens that went into the cache plainly since `execution` last saw it (S47)."""
         self.decline: str | None = None
         """Why this turn does not draft under the options in force."""
-        self.checkpoint_len = 0
-        """Leading prompt tokens to keep for other chats; 0 when they are kept or not shared."""
         self.resume_len: int | None = None
         """Where a cache that cannot rewind is copied, to redo the answer; None: not needed yet."""
         self._clock = clock

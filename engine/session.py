@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.cache.checkpoint import CheckpointFolder
 from engine.cache.holder import Holder
-from engine.cache.holder_store import MIN_SHARED_LEN, HolderStore
+from engine.cache.holder_store import HolderStore
 from engine.commands import Message, SubmitTurn
 from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
@@ -113,9 +113,9 @@ class ModelSession:
         self.store.discard(chat_id)
 
     def step(self) -> bool:
-        """Let every turn move on by one step, or do background work; False when there is none."""
+        """Let every turn move on by one step; False when there is none."""
         if self._scheduler.is_idle:
-            return self._keeper.step()
+            return False
         self._start_waiting()
         may_speculate = self.speculation.options.is_enabled
         self._executor.execute(plan(self._scheduler, may_speculate=may_speculate))
@@ -124,6 +124,10 @@ class ModelSession:
             if request.is_complete and request.state is RequestState.DECODING:
                 self._end(request)
         return True
+
+    def work_in_background(self) -> bool:
+        """One piece of work on shared prefixes; False when none is left or turns are waiting."""
+        return self._scheduler.is_idle and self._keeper.step()
 
     def close(self) -> None:
         """Cancel what runs and release the weights."""
@@ -145,7 +149,7 @@ class ModelSession:
 
     def _start(self, request: Request) -> None:
         self.store.make_room(self._bytes_needed(request))
-        request.checkpoint_len = self._checkpoint_len(request)
+        self._keeper.want(self._system_prefix(system_messages(request.prompt.kept_messages)))
         holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
         request.begin(holder)
 
@@ -160,16 +164,6 @@ class ModelSession:
         num_tokens = len(request.prompt.token_ids) + len(request.token_ids)
         num_tokens += min(request.num_remaining, ROOM_FOR_ANSWER)
         return num_tokens * self.model.executable.cache_bytes_per_token
-
-    def _checkpoint_len(self, request: Request) -> int:
-        """How much of this prompt to keep for new chats: its system prompt, unless it is kept."""
-        prefix = self._system_prefix(system_messages(request.prompt.kept_messages))
-        if len(prefix) < MIN_SHARED_LEN or request.prompt.token_ids[: len(prefix)] != prefix:
-            return 0
-        own = self.store.get(request.turn.chat_id)
-        if own is not None and own.common_len(prefix) == len(prefix):
-            return 0
-        return 0 if self._keeper.has(prefix) else len(prefix)
 
     def warm(self, system_prompt: str) -> None:
         """Forward a system prompt while nothing else is asked (S49)."""

@@ -22,11 +22,8 @@ log = logging.getLogger(__name__)
 
 MIN_SHARED_LEN = 16
 """Copying another holder must save at least this many tokens over the chat's own."""
-COPIED_PER_SAVED = 64
-"""Tokens of cache that may be copied per token saved: forwarding one costs about as much as
-copying a hundred (1 ms against 10 us on SmolLM2-135M, two cores)."""
-MAX_CHECKPOINTS = 8
-"""Shared prefixes kept in memory; one system prompt needs one."""
+COPIED_PER_SAVED = 8
+"""Tokens of cache that may be copied per token saved: a copy keeps the memory of its source."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +129,16 @@ class HolderStore:
         """Whether exactly this prefix is kept."""
         return any(holder.token_ids == list(token_ids) for holder in self._checkpoints)
 
+    def copy_prefix(self, token_ids: Sequence[int]) -> Holder | None:
+        """A copy of exactly this prefix out of a holder that is not much longer, or None."""
+        num = len(token_ids)
+        for source in self._sources():
+            if source.length > num * COPIED_PER_SAVED:
+                continue
+            if source.reusable_len(token_ids) == num and (copy := self._copy(source, num)):
+                return copy
+        return None
+
     def make_room(self, num_bytes: int) -> None:
         """Evict least recently used idle chats, then checkpoints, until this much fits."""
         while self.num_bytes + num_bytes > self._budget_bytes and self._evict_one():
@@ -178,8 +185,8 @@ class HolderStore:
         for source in self._sources():
             length = source.reusable_len(wanted)
             length -= length % self._share_unit
-            is_dear = source.length > (length - own.length) * COPIED_PER_SAVED
-            if length > best_len and not is_dear:
+            is_cheap = source.length <= (length - own.length) * COPIED_PER_SAVED
+            if length > best_len and is_cheap:
                 best, best_len = source, length
         if best is None:
             return None

@@ -362,10 +362,13 @@ class EngineRig:
         return request_id
 
     def run(self, num_steps: int | None = None) -> None:
-        """Step until idle, or so many times."""
+        """Step until idle, background work included, or so many times."""
         left = num_steps
-        while (left is None or left > 0) and self.engine.step():
+        while (left is None or left > 0) and self._step():
             left = None if left is None else left - 1
+
+    def _step(self) -> bool:
+        return self.engine.step() or self.engine.work_in_background()
 
     def _pass_time(self) -> None:
         self.clock.now += 0.01

@@ -140,6 +140,14 @@ def test_a_short_common_start_is_not_worth_a_copy() -> None:
     assert store.acquire("c", longer).length == MIN_SHARED_LEN + 5
 
 
+def test_a_long_cache_is_not_copied_for_a_short_start() -> None:
+    store = _store()
+    _use(store, "a", list(range(60)) * 10)
+    assert store.acquire("b", [*range(60), 200]).length == 0
+    assert store.copy_prefix(list(range(60))) is None
+    assert store.acquire("c", [*list(range(60)) * 2, 200]).length == 120
+
+
 def test_another_chats_cache_is_copied_and_left_alone() -> None:
     store = _store()
     source = _use(store, "a", list(range(60)))

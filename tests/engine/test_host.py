@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,16 @@ def test_events_come_in_order_on_one_thread() -> None:
     assert done.wait(PATIENCE_S)
     assert threads == {"foretell-engine"}
     assert isinstance(seen[-1], EngineStopped)
+
+
+def test_a_named_system_prompt_is_warmed_once_it_is_quiet(events: _Events) -> None:
+    warmed = threading.Event()
+    executable = FakeExecutable(on_forward=warmed.set)
+    host = EngineHost(FakeLoader(fake_model(executable)), events)
+    host.submit(replace(LOAD, system_prompt="You answer in one line, always."))
+    assert warmed.wait(PATIENCE_S)
+    assert host.stop(PATIENCE_S)
+    assert executable.num_forwards == 1
 
 
 def test_a_cancel_reaches_a_running_turn(host: EngineHost, events: _Events) -> None:
