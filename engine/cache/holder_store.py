@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MIN_SHARED_LEN = 16
 """Copying another holder must save at least this many tokens over the chat's own."""
+MAX_CHECKPOINTS = 8
+"""Shared prefixes kept in memory; one system prompt needs one."""
 COPIED_PER_SAVED = 8
 """Tokens of cache that may be copied per token saved: a copy keeps the memory of its source."""
 
