@@ -155,7 +155,8 @@ def test_belief_follows_what_came() -> None:
         proposal = ask(drafter, ids)
         probs.append(proposal.prefix_probs[0] if proposal.prefix_probs else 0.0)
         ids.append(rng.randrange(12))
-    assert sum(probs[:20]) / 20 > 2 * sum(probs[-50:]) / 50
+    assert max(probs[:20]) >= 0.3
+    assert sum(probs[-50:]) / 50 < 0.1  # one in twelve is right
 
 
 def test_belief_grows_with_the_match() -> None:
