@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +32,8 @@ from backends.native.library import (
 )
 from backends.native.translate import Translator
 from backends.native.weights import WeightPacker
-from backends.program import Attention, MoeFfn, Op, Program, Weight
+from backends.program import Attention, Program, Weight
+from backends.weights import matrix_weights
 
 if TYPE_CHECKING:
     from backends.base import Executable
@@ -66,7 +66,7 @@ class NativeExecutable:
         self._kernels = kernels
         self._pool = pool
         self._available_bytes = available_bytes
-        weights = unique_weights(program)
+        weights = list(matrix_weights(program))
         total_bytes = sum(weight.data.nbytes for weight in weights)
         free = available_bytes()
         if total_bytes > free:
@@ -197,25 +197,6 @@ class NativeExecutable:
         self._handle = None
         self._packer = WeightPacker(self._pool)
         self._kept = []
-
-
-def unique_weights(program: Program) -> list[Weight]:
-    """Every weight of a program once."""
-    found: dict[int, Weight] = {}
-
-    def add(value: object) -> None:
-        if isinstance(value, Weight):
-            found[value.data.ctypes.data] = value
-        elif isinstance(value, tuple):
-            for item in value:
-                add(item)
-
-    for op in program.ops:
-        parts: list[Op] = [op, op.dense] if isinstance(op, MoeFfn) and op.dense else [op]
-        for part in parts:
-            for field in fields(part):
-                add(getattr(part, field.name))
-    return list(found.values())
 
 
 def _cache_layout(program: Program, weights: Sequence[Weight]) -> CacheLayout:

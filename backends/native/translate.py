@@ -33,6 +33,7 @@ from backends.program import (
     Scale,
     Weight,
 )
+from backends.weights import matrix_weights
 
 KINDS: dict[type, int] = {
     Embed: 0,
@@ -66,6 +67,7 @@ class Translator:
         self._program = program
         self._packer = packer
         self._rings = rings
+        self._multiplied = {id(weight) for weight in matrix_weights(program)}
         self._keep: list[object] = []
         self._ropes: dict[int, int] = {}
         self._rope_specs: list[RopeSpec] = []
@@ -154,6 +156,12 @@ class Translator:
             self._rope_specs.append(RopeSpec(data, pairs, int(rope.interleaved), rope.mscale))
         return self._ropes[id(rope)]
 
+    def _table(self, weight: Weight) -> Matrix:
+        if id(weight) in self._multiplied:
+            return self._packer.matrix(weight)
+        self._keep.append(weight)
+        return self._packer.table(weight)
+
     def _matrices(self, spec: OpSpec, matrices: Sequence[Matrix]) -> None:
         spec.num_matrices = len(matrices)
         spec.matrices = self._array(Matrix, matrices)
@@ -179,7 +187,7 @@ class Translator:
 
     def _embed(self, op: Embed, spec: OpSpec) -> None:
         self._fits(op.table, (self._program.vocab_size, self._width(op.dst)))
-        self._matrices(spec, [self._packer.matrix(op.table)])
+        self._matrices(spec, [self._table(op.table)])
         spec.dst, spec.factor = op.dst, op.scale
 
     def _project(self, op: Project, spec: OpSpec) -> None:
@@ -259,7 +267,7 @@ class Translator:
         require(part > 0 and width % part == 0, f"{width} per-layer inputs of {part} numbers")
         self._fits(op.projection, (width, self._width(op.src)))
         self._fits(op.table, (self._program.vocab_size, width))
-        self._matrices(spec, [self._packer.matrix(w) for w in (op.projection, op.table)])
+        self._matrices(spec, [self._packer.matrix(op.projection), self._table(op.table)])
         spec.src, spec.dst, spec.part = op.src, op.dst, part
         spec.norm = self._norm(op.norm, part)
         spec.table_factor, spec.proj_factor, spec.factor = op.table_scale, op.proj_scale, op.scale

@@ -40,7 +40,7 @@ DEQUANTIZE_ROWS = 4096
 
 
 class WeightPacker:
-    """Packs weights once each and remembers them by where they lie in the file."""
+    """Packs each weight object once; the program keeps them alive meanwhile."""
 
     def __init__(
         self, pool: ThreadPool, progress: LoadProgress | None = None, total_bytes: int = 0
@@ -50,7 +50,7 @@ class WeightPacker:
         self._progress = progress
         self._total_bytes = total_bytes
         self._done_bytes = 0
-        self._packed: dict[tuple[int, str, tuple[int, ...]], list[Matrix]] = {}
+        self._packed: dict[int, list[Matrix]] = {}
         self._buffers: list[np.ndarray] = []
         self.notices: list[str] = []
         """One sentence per tensor that is kept in another type."""
@@ -66,13 +66,25 @@ class WeightPacker:
 
     def experts(self, weight: Weight) -> list[Matrix]:
         """The packed form of a stack (experts, out, in), one matrix each; a matrix gives one."""
-        key = (weight.data.ctypes.data, weight.type, weight.shape)
-        if key not in self._packed:
-            self._packed[key] = self._pack(weight)
+        if id(weight) not in self._packed:
+            self._packed[id(weight)] = self._pack(weight)
             self._done_bytes += weight.data.nbytes
             if self._progress is not None and self._total_bytes:
                 self._progress(min(1.0, self._done_bytes / self._total_bytes))
-        return self._packed[key]
+        return self._packed[id(weight)]
+
+    def table(self, weight: Weight) -> Matrix:
+        """A table that is only looked up: its rows stay in the mapped file, in the file's layout.
+
+        Raises: UnsupportedWeight, OutOfDeviceMemory.
+        """
+        if weight.type not in KERNEL_TYPES:
+            return self.matrix(weight)
+        check_weight(weight)
+        number, (rows, cols) = KERNEL_TYPES[weight.type][0], weight.shape
+        if self._library.ft_group_bytes(number, cols) < 0:
+            return self.matrix(weight)
+        return Matrix(number, rows, cols, 0, weight.data.shape[1], weight.data.ctypes.data)
 
     def _pack(self, weight: Weight) -> list[Matrix]:
         count, out, cols = math.prod(weight.shape[:-2]), weight.shape[-2], weight.shape[-1]

@@ -29,13 +29,12 @@ static void mix_rows(void *arg, int begin, int end, int thread) {
     const ft_program *p = job->p;
     const ft_op *op = job->op;
     const int width = op->matrices[0].rows;
-    (void)thread;
     for (int64_t r = begin; r < end; r++) {
         float *y = job->y + r * job->stride, *looked_up = (float *)p->wide.data + r * ft_pad16(width);
         p->vec->scale(y, (float)op->proj_factor, width);
         for (int at = 0; at < width; at += op->part)
             p->vec->rms_norm(y + at, y + at, op->norm.weight, op->part, op->norm.eps);
-        ft_unpack_row(&op->matrices[1], p->args->token_ids[r], looked_up);
+        ft_look_up(p, &op->matrices[1], p->args->token_ids[r], looked_up, thread);
         p->vec->add_scaled(y, looked_up, (float)op->table_factor, width);
         p->vec->scale(y, (float)op->factor, width);
     }

@@ -59,6 +59,21 @@ static int most_pairs(const ft_program_spec *spec) {
     return most;
 }
 
+/* A looked-up row is packed alone, as a group of one, in the thread's scratch. */
+static size_t look_up_bytes(const ft_program_spec *spec) {
+    size_t most = 0;
+    for (int i = 0; i < spec->num_ops; i++) {
+        const ft_op *op = &spec->ops[i];
+        if (op->kind != FT_OP_EMBED && op->kind != FT_OP_PER_LAYER_INPUTS) continue;
+        const ft_matrix *table = &op->matrices[op->num_matrices - 1];
+        const size_t bytes = (size_t)ft_group_bytes(table->type, table->cols);
+        if (bytes > most) most = bytes;
+    }
+    return (most + 63) & ~(size_t)63;
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 ft_program *ft_program_new(const ft_program_spec *spec, const ft_kernels *kernels) {
     ft_program *p = calloc(1, sizeof *p);
     if (p == NULL) return NULL;
@@ -67,10 +82,8 @@ ft_program *ft_program_new(const ft_program_spec *spec, const ft_kernels *kernel
     p->vec = ft_rows_select(kernels->name);
     p->max_pairs = ft_pad16(most_pairs(spec));
     p->registers = calloc((size_t)spec->num_registers + 1, sizeof *p->registers);
-    p->matmul_scratch = (ft_matmul_scratch_bytes() + 63) & ~(size_t)63;
-    p->thread_scratch = p->matmul_scratch;
-    if (ft_attention_scratch_bytes(p) > p->thread_scratch)
-        p->thread_scratch = ft_attention_scratch_bytes(p);
+    p->thread_scratch = larger((ft_matmul_scratch_bytes() + 63) & ~(size_t)63,
+                               larger(ft_attention_scratch_bytes(p), look_up_bytes(spec)));
     if (p->registers == NULL) {
         ft_program_free(p);
         return NULL;
@@ -150,6 +163,17 @@ static void fill_angles(void *arg, int begin, int end, int thread) {
     }
 }
 
+void ft_look_up(const ft_program *p, const ft_matrix *table, int64_t row, float *out, int thread) {
+    if (table->groups > 0) {
+        ft_unpack_row(table, row, out);
+        return;
+    }
+    uint8_t *packed = ft_thread_scratch(p, thread);
+    const ft_matrix one = {table->type, 1, table->cols, 1, ft_group_bytes(table->type, table->cols), packed};
+    ft_pack(table->type, table->data + row * table->group_bytes, 1, table->cols, packed, 0, 1);
+    ft_unpack_row(&one, 0, out);
+}
+
 typedef struct row_job {
     ft_program *p;
     const ft_op *op;
@@ -159,10 +183,9 @@ static void embed_rows(void *arg, int begin, int end, int thread) {
     const row_job *job = arg;
     const ft_program *p = job->p;
     const int64_t stride = ft_stride(p, job->op->dst);
-    (void)thread;
     for (int r = begin; r < end; r++) {
         float *out = ft_register(p, job->op->dst) + r * stride;
-        ft_unpack_row(job->op->matrices, p->args->token_ids[r], out);
+        ft_look_up(p, job->op->matrices, p->args->token_ids[r], out, thread);
         if (job->op->factor != 1.0)
             p->vec->scale(out, (float)job->op->factor, job->op->matrices->cols);
     }

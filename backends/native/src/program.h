@@ -134,7 +134,7 @@ struct ft_program {
     ft_buffer best;      /* head: per piece and row the best id */
     ft_buffer routing, expert_rows; /* mixture of experts */
     ft_buffer scratch;   /* per thread */
-    size_t matmul_scratch, thread_scratch;
+    size_t thread_scratch;
 };
 
 /* Grow a buffer to `bytes` (64-byte aligned, contents lost); 0, or -1 without memory. */
@@ -153,6 +153,9 @@ static inline void *ft_thread_scratch(const ft_program *p, int thread) {
 ft_acts ft_acts_of(ft_input *input, const float *x, int64_t stride, int cols);
 int ft_input_reserve(ft_input *input, int rows, int cols);
 void ft_input_free(ft_input *input);
+
+/* out[0 .. cols) = row of a table: packed, or (groups 0) in the file's layout, rows group_bytes apart. */
+void ft_look_up(const ft_program *p, const ft_matrix *table, int64_t row, float *out, int thread);
 
 /* Row pieces of about 4096 numbers, so that a few short rows stay on the calling thread. */
 int ft_row_grain(int width);
