@@ -348,7 +348,7 @@ def test_a_failing_template_gives_its_reason_in_one_line(
         "{% set n = namespace(x=1) %}{% for i in range(99) %}"
         "{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | upper }}",
         "{% set n = namespace(x=1) %}{% macro f() %}{% set n.x = varargs %}{% endmacro %}"
-        "{% for i in range(99) %}{{ f(n.x, n.x) }}{% endfor %}{{ n.x }}",
+        "{% for i in range(99) %}{{ f(n.x, n.x) }}{% endfor %}{{ n.x | upper }}",
         "{% set x = ['a' * 99999] * 99 %}{{ range(9999) | map(attribute='y', default=x) | list }}",
         "{% set x = 'a' * 9999999 %}{{ '%(a)s%(a)s%(a)s' % {'a': x} }}",
         "{% set x = 'a' * 9999999 %}{{ '{0}{0}{0}'.format(x) }}",
