@@ -126,7 +126,8 @@ def _store(budget: int = 10_000, **fields: int) -> HolderStore:
 
 def _use(store: HolderStore, chat_id: str, ids: list[int]) -> Holder:
     holder = store.acquire(chat_id, ids)
-    holder.forward(ids[holder.length :])
+    for start in range(holder.length, len(ids), 64):
+        holder.forward(ids[start : start + 64])
     store.release(chat_id)
     return holder
 
