@@ -53,6 +53,10 @@ class Window(Protocol):
     def max_drafts(self) -> int:
         """Most drafts worth asking for."""
 
+    @property
+    def min_prefix_prob(self) -> float:
+        """Probability below which a further draft is not worth making."""
+
     def choose(
         self,
         prefix_probs: Sequence[float] | None,
@@ -231,10 +235,11 @@ class SpeculativeExecution:
         )
         if num < 1 or self.dropped or not (may_draft or self._speculator.traits.is_free):
             return step
-        with self.stats.phase("draft"):
-            step.proposal = self._propose(
-                DraftContext(last_token_id, base, num, self._min_draft_prob)
+        step.proposal = self._propose(
+            DraftContext(
+                last_token_id, base, num, self._min_draft_prob, self._window.min_prefix_prob
             )
+        )
         if not self.dropped and (may_draft or self._wakes(step.proposal)):
             self._choose(step)
         return step
@@ -252,12 +257,16 @@ class SpeculativeExecution:
         step.is_parked = False
 
     def _propose(self, context: DraftContext) -> Proposal:
+        start = self._clock()
         try:
-            proposal = self._speculator.propose(context)
+            with self.stats.phase("draft"):
+                proposal = self._speculator.propose(context)
             ids = [int(i) for i in proposal.token_ids[: context.max_drafts]]
         except DRAFTER_FAULTS as error:
             self._drop(error)
             return NO_PROPOSAL
+        if self._costs is not None:
+            self._costs.record_draft(len(ids), (self._clock() - start) * 1e3)
         # A draft outside the vocabulary must not reach the embedding; what follows it hangs on it.
         num = next((n for n, i in enumerate(ids) if not 0 <= i < self.target.vocab_size), len(ids))
         return Proposal(ids[:num], proposal.prefix_probs)

@@ -83,6 +83,8 @@ class HeadSpeculator:
         running = 1.0
         while step.confidence >= context.min_draft_prob:
             running *= step.confidence
+            if token_ids and running < context.min_prefix_prob:
+                break
             token_ids.append(step.token_id)
             prefix_probs.append(running)
             if len(token_ids) == context.max_drafts:

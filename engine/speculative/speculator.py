@@ -51,6 +51,9 @@ class DraftContext:
     """Most drafts the loop can use in this step, at least 1."""
     min_draft_prob: float
     """The confidence gate in force."""
+    min_prefix_prob: float = 0.0
+    """A further draft less likely than this, those before it included, costs more than it brings;
+    a drafter that pays for each draft stops there."""
 
 
 @dataclass(frozen=True, slots=True)

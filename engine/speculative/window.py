@@ -196,11 +196,26 @@ class AdaptiveWindow:
         self.acceptance = Acceptance(self.policy)
         self._current: int | None = None
         self._num_choices = 0
+        self._draft_ms = 0.0
 
     @property
     def max_drafts(self) -> int:
         """Most drafts worth asking for."""
         return self.ceiling if self.costs.is_known else self.fixed
+
+    @property
+    def min_prefix_prob(self) -> float:
+        """Probability a further draft needs: what it costs to make and verify, in plain steps."""
+        if not self.costs.is_known:
+            return 0.0
+        plain_ms = self.costs.ms(1)
+        row_ms = (self.costs.ms(self.fixed + 1) - plain_ms) / self.fixed
+        return min((row_ms + self._draft_ms) / plain_ms, 1.0)
+
+    def record_draft(self, num_drafts: int, ms: float) -> None:
+        """Proposing `num_drafts` drafts took `ms`."""
+        if num_drafts:
+            self._draft_ms += self.policy.cost_weight * (ms / num_drafts - self._draft_ms)
 
     def choose(
         self,
@@ -283,6 +298,8 @@ class AdaptiveWindow:
 
 class FixedWindow:
     """The window a person typed, or the default: never changed, never left out."""
+
+    min_prefix_prob = 0.0
 
     def __init__(self, window: int) -> None:
         self.max_drafts = window

@@ -106,6 +106,15 @@ def test_a3_window_shrinks_to_what_the_context_holds(kind: str) -> None:
     assert bench.target.cached_len == 16
 
 
+def test_a3_window_minds_the_context_whatever_the_budget_says() -> None:
+    plain = plain_stream("linear", PROMPT, 30)
+    turn = Turn(PROMPT, max_tokens=1000)
+    bench = Bench(forced("oracle:8", plain), turn=turn, max_context_len=16)
+    while bench.target.cached_len < 16:
+        bench.step()
+    assert turn.emitted == plain[:9]
+
+
 @pytest.mark.parametrize("window", [1, 3, 7, 8, 9, 16, 64])
 def test_verify_never_exceeds_window_plus_one_rows(window: int) -> None:
     plain = plain_stream("linear", PROMPT, 200)

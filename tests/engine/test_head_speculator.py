@@ -178,3 +178,11 @@ def test_b13_head_state_equals_one_built_cold_over_the_committed_tokens(
         )
     assert execution.dropped is None
     assert turn.emitted == PLAIN[len(PROMPT) : len(PROMPT) + 50]
+
+
+def test_stops_where_a_further_draft_no_longer_pays() -> None:
+    """Each draft is a pass of the head: fifteen were made for a window that verified three."""
+    head = fake_head(confidence=0.5)
+    context = DraftContext(PLAIN[8], 8, 8, 0.1, min_prefix_prob=0.2)
+    assert list(armed(head).propose(context).token_ids) == PLAIN[9:11]
+    assert head.num_steps == 3

@@ -197,3 +197,15 @@ def test_park_is_cut_short_only_for_a_clear_promise() -> None:
     assert window.promises_to_pay([0.95**i for i in range(1, 9)], 8, num_right=3)
     assert not window.promises_to_pay([0.3, 0.1], 2)
     assert not window.promises_to_pay(None, 0)
+
+
+def test_further_draft_must_earn_its_making_and_its_row() -> None:
+    window = AdaptiveWindow()
+    assert window.min_prefix_prob == 0.0
+    for _ in range(3):
+        window.costs.record(1, 10.0)
+        window.costs.record(9, 18.0)
+    assert window.min_prefix_prob == pytest.approx(0.1)
+    for _ in range(200):
+        window.record_draft(4, 8.0)
+    assert window.min_prefix_prob == pytest.approx(0.3)
