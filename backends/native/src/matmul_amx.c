@@ -56,7 +56,9 @@ typedef struct row_tile {
     const ft_side *side[2]; /* of rows 0..7 and 8..15 */
     int blocks;
     int32_t *products; /* [RING][2][16][16] */
-    float *acc;        /* [16][16], added to */
+    float *acc; /* 16 rows of 16, acc_stride floats apart: added to, or written if is_first */
+    int64_t acc_stride;
+    int is_first;
     const char *ahead; /* weights to prefetch: per block ahead_lines cache lines, then ahead_step bytes on */
     int ahead_lines, ahead_step;
 } row_tile;
@@ -114,7 +116,7 @@ FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part)
     __m512 acc[ROWS];
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
-        acc[i] = _mm512_load_ps(t->acc + 16 * i);
+        acc[i] = t->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->acc + i * t->acc_stride);
     }
     for (int b = 0; b < t->blocks + 2; b++) {
         if (b < t->blocks) {
@@ -126,7 +128,7 @@ FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part)
     }
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
-        _mm512_store_ps(t->acc + 16 * i, acc[i]);
+        _mm512_storeu_ps(t->acc + i * t->acc_stride, acc[i]);
     }
 }
 
@@ -156,7 +158,8 @@ static void run_tile_any(const ft_layout *l, const row_tile *t, int rows) {
 static void run_group(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y,
                       int64_t ldy, int g, ft_scratch *s) {
     int64_t side_words = (1 + l->scales_per_block) * FT_TILE;
-    row_tile t = {.panel = &s->panel, .stride = (int64_t)a->blocks * FT_BLOCK, .products = s->products, .acc = s->acc};
+    row_tile t = {.panel = &s->panel, .stride = (int64_t)a->blocks * FT_BLOCK, .products = s->products};
+    int lanes = ft_lanes_of(w, g);
     for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
         t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
         t.ahead = (const char *)ft_unpack_panel(&ft_avx512_ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel);
@@ -171,12 +174,17 @@ static void run_group(const ft_layout *l, const ft_matrix *w, const ft_acts *a, 
             t.q = a->q + r * t.stride + first * FT_BLOCK;
             t.side[0] = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
             t.side[1] = t.side[0] + second * a->blocks * side_words;
-            memset(s->acc, 0, sizeof s->acc);
-            if (first > 0) {
-                ft_load_acc(s->acc, out, ldy, rows, ft_lanes_of(w, g));
+            int is_whole = rows == ROWS && lanes == FT_GROUP; /* then y itself holds the sums */
+            t.is_first = first == 0;
+            t.acc = is_whole ? out : s->acc;
+            t.acc_stride = is_whole ? ldy : FT_GROUP;
+            if (!is_whole && first > 0) {
+                ft_load_acc(s->acc, out, ldy, rows, lanes);
             }
             run_tile_any(l, &t, rows);
-            ft_store_acc(s->acc, out, ldy, rows, ft_lanes_of(w, g));
+            if (!is_whole) {
+                ft_store_acc(s->acc, out, ldy, rows, lanes);
+            }
             t.ahead_lines = 0;
         }
     }
