@@ -354,6 +354,14 @@ def test_a_part_of_another_model_is_refused(
         GgufFile.open(first)
 
 
+def test_parts_that_lack_a_promised_tensor_are_refused(tmp_path: Path) -> None:
+    first = split_part(tmp_path, 1, split__tensors__count=4)
+    split_part(tmp_path, 2)
+    split_part(tmp_path, 3)
+    with pytest.raises(SplitFile, match="have 3 different tensors, 4 belong to the model"):
+        GgufFile.open(first)
+
+
 def test_a_cut_part_is_named(tmp_path: Path) -> None:
     first, second, _ = (split_part(tmp_path, part) for part in (1, 2, 3))
     second.write_bytes(second.read_bytes()[:-1])
