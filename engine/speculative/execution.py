@@ -227,22 +227,33 @@ class SpeculativeExecution:
         is_parked = governor is not None and governor.state is GovernorState.PARKED
         role = _Role.NEITHER if may_draft else _Role.BASELINE
         step = _Step(base, [last_token_id], is_parked, role)
+        if self.dropped or not (may_draft or self._speculator.traits.is_free):
+            return step
+        try:
+            self._plan_window(step, max_tokens, may_draft=may_draft)
+        except DRAFTER_FAULTS as error:
+            self._drop(error)
+            self._make_plain(step)
+        return step
+
+    def _plan_window(self, step: _Step, max_tokens: int, *, may_draft: bool) -> None:
+        """Let the drafter propose and the window policy choose. State: the step's rows."""
         num = min(
             self._window.max_drafts,
             self._speculator.traits.max_drafts,
             max_tokens - 1,
-            self.target.max_context_len - base - 1,
+            self.target.max_context_len - step.base - 1,
         )
-        if num < 1 or self.dropped or not (may_draft or self._speculator.traits.is_free):
-            return step
-        step.proposal = self._propose(
-            DraftContext(
-                last_token_id, base, num, self._min_draft_prob, self._window.min_prefix_prob
-            )
-        )
-        if not self.dropped and (may_draft or self._wakes(step.proposal)):
+        if num < 1:
+            return
+        gates = self._min_draft_prob, self._window.min_prefix_prob
+        step.proposal = self._propose(DraftContext(step.rows[0], step.base, num, *gates))
+        if may_draft or self._wakes(step.proposal):
             self._choose(step)
-        return step
+
+    def _make_plain(self, step: _Step) -> None:
+        del step.rows[1:]
+        step.role = _Role.NEITHER
 
     def _choose(self, step: _Step) -> None:
         proposal = step.proposal
@@ -258,13 +269,9 @@ class SpeculativeExecution:
 
     def _propose(self, context: DraftContext) -> Proposal:
         start = self._clock()
-        try:
-            with self.stats.phase("draft"):
-                proposal = self._speculator.propose(context)
-            ids = [int(i) for i in proposal.token_ids[: context.max_drafts]]
-        except DRAFTER_FAULTS as error:
-            self._drop(error)
-            return NO_PROPOSAL
+        with self.stats.phase("draft"):
+            proposal = self._speculator.propose(context)
+        ids = [int(i) for i in proposal.token_ids[: context.max_drafts]]
         if self._costs is not None:
             self._costs.record_draft(len(ids), (self._clock() - start) * 1e3)
         # A draft outside the vocabulary must not reach the embedding; what follows it hangs on it.
@@ -311,8 +318,7 @@ class SpeculativeExecution:
                 return self._forward_rows(step)
         except BackendError as error:
             self._drop(error)
-            del step.rows[1:]
-            step.role = _Role.NEITHER
+            self._make_plain(step)
             return self._forward(step)
 
     def _forward_rows(self, step: _Step) -> RowOutput:
@@ -384,6 +390,13 @@ class SpeculativeExecution:
             self.stats.count_verify(step.num_drafts, step.num_accepted)
         else:
             self.stats.count_plain(is_parked=step.is_parked)
+        try:
+            self._teach(step, ms)
+        except DRAFTER_FAULTS as error:
+            self._drop(error)
+
+    def _teach(self, step: _Step, ms: float) -> None:
+        """Tell window and governor what the step cost and brought."""
         if self._costs is not None:
             self._learn(self._costs, step, ms)
         if self.governor is None:

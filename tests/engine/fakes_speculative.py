@@ -115,8 +115,10 @@ class FakeTarget:
         self._hidden[:] = np.nan
         for row, token_id in enumerate(token_ids):
             self._append(token_id, row, len(token_ids))
-            self._logits[row] = self._row_logits()
-            self._hidden[row] = self._row_hidden()
+            if want_logits:
+                self._logits[row] = self._row_logits()
+            if want_hidden:
+                self._hidden[row] = self._row_hidden()
         self._after_forward(len(token_ids))
         if self.clock is not None:
             self.clock.advance_ms(self.row_ms(len(token_ids)))

@@ -12,6 +12,7 @@ from backends.base import BackendError
 from engine.sampling_params import SamplingParams
 from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext
+from engine.speculative.window import AdaptiveWindow
 from tests.engine.fakes_drafters import ScriptedSpeculator
 from tests.engine.fakes_speculative import LinearTarget, Turn, plain_stream
 from tests.engine.speculative_bench import KINDS, PROMPT, Bench, forced
@@ -133,3 +134,36 @@ def test_a10_same_seed_twice_gives_the_same_text_whatever_ran_between() -> None:
         streams.append(bench.finish())
         Bench(NgramSpeculator(), turn=Turn(PROMPT, SamplingParams(1.0, seed=9))).finish()
     assert streams[0] == streams[1]
+
+
+class BrokenPolicy(AdaptiveWindow):
+    """A bug in the policies beside the loop."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+        self.costs = self  # type: ignore[assignment]
+
+    def choose(self, *args: object, **kwargs: object) -> int:
+        return self._fail("choose") or 4
+
+    def record(self, num_rows: int, ms: float) -> None:
+        self._fail("record")
+
+    is_known = False
+
+    def _fail(self, method: str) -> int:
+        if method == self._method:
+            raise ZeroDivisionError("float division by zero")
+        return 0
+
+
+@pytest.mark.parametrize("method", ["choose", "record"])
+def test_bug_in_a_policy_drops_the_drafter_and_not_the_turn(method: str) -> None:
+    plain = plain_stream("linear", PROMPT, 20)
+    bench = Bench(forced("oracle:4", plain), turn=Turn(PROMPT, max_tokens=20))
+    policy = BrokenPolicy(method)
+    bench.execution._window = bench.execution._costs = policy
+    assert bench.finish() == plain
+    assert bench.execution.dropped is not None
+    bench.assert_cold()
