@@ -13,6 +13,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.signal import Signal
 
+from app.bench_runner import BenchRunner
 from app.bridge import EngineBridge, EngineEventArrived
 from app.clipboard import copy_with_tool
 from app.conversations import Conversations
@@ -66,6 +67,7 @@ class ForetellApp(App[None]):
         Binding("f1", "help", "Help", id="app.help"),
         Binding("f2", "settings", "Settings", id="app.settings"),
         Binding("f3", "models", "Models", id="app.models"),
+        Binding("f4", "bench", "Bench", id="app.bench"),
         Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True, show=False),
     ]
 
@@ -78,6 +80,8 @@ class ForetellApp(App[None]):
         self.downloads = Downloads(services.models, self._run_thread, self.post_message)
         self.download_moved: Signal[Download] = Signal(self, "download")
         """For screens that show downloads."""
+        self.bench: BenchRunner | None = None
+        """The running bench, which gets its own events first."""
         self._conversations: Conversations | None = None
         self._chat_screen: ChatScreen | None = None
 
@@ -134,6 +138,8 @@ class ForetellApp(App[None]):
 
     async def on_engine_event_arrived(self, message: EngineEventArrived) -> None:
         """Route an event: model and engine here, turns to their chat."""
+        if self.bench is not None and self.bench.take(message.event):
+            return
         try:
             await self._route(message.event)
         except StorageError as error:
@@ -143,8 +149,7 @@ class ForetellApp(App[None]):
         match event:
             case TurnStarted() | PrefillProgress() | TextDelta() | TurnFinished() | TurnFailed():
                 if turn := self.conversations.apply(event):
-                    text = event.text if isinstance(event, TextDelta) else ""
-                    await self.chat_screen.show_turn(turn, text)
+                    await self.chat_screen.show_turn(turn)
             case ModelLoading():
                 self._set_model(phase="loading", name=event.name, fraction=event.fraction)
             case ModelLoaded():
@@ -189,10 +194,15 @@ class ForetellApp(App[None]):
     def status(self) -> Status:
         """What the status bar says of the model; the chat adds its turn."""
         info = self.model.info
+        phase, fraction = self.model.phase, self.model.fraction
+        download = self.downloads.states.get(DEFAULT_MODEL)
+        if phase == "no model" and download is not None and download.is_running:
+            phase = "downloading"
+            fraction = download.progress.fraction if download.progress else 0.0
         return Status(
             model=self.model.name,
-            phase=self.model.phase,
-            fraction=self.model.fraction,
+            phase=phase,
+            fraction=fraction,
             context_len=info.context_len if info else 0,
             is_spec_enabled=self.settings.speculation.is_enabled,
             algorithm=self.model.algorithm,
@@ -293,6 +303,12 @@ class ForetellApp(App[None]):
 
         self._open(ModelsScreen)
 
+    def action_bench(self) -> None:
+        """Open the bench."""
+        from app.screens.bench import BenchScreen  # its plots cost 0.1 s nobody else should pay
+
+        self._open(BenchScreen)
+
     def action_help(self) -> None:
         """Open the help."""
         from app.screens.help import HelpScreen
@@ -308,6 +324,7 @@ class ForetellApp(App[None]):
         yield from super().get_system_commands(screen)
         yield SystemCommand("Settings", "Speculation, sampling, theme (F2)", self.action_settings)
         yield SystemCommand("Models", "Get, use and delete models (F3)", self.action_models)
+        yield SystemCommand("Bench", "Does drafting pay on this machine? (F4)", self.action_bench)
         yield SystemCommand("Help", "What the keys do (F1)", self.action_help)
         if self._chat_screen is not None:
             yield from self._chat_screen.palette_commands()

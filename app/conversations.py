@@ -10,6 +10,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import describe_info
@@ -48,7 +49,6 @@ class Turn:
     writer: AnswerWriter
     question_id: int
     question: str
-    model: str
     phase: Literal["waiting", "reading", "answering", "ended"] = "waiting"
     """waiting: for the model to be loaded, or for its place in the queue."""
     is_submitted: bool = False
@@ -230,7 +230,6 @@ class Conversations:
         for turn in self.running:
             if not turn.is_submitted:
                 turn.is_submitted = True
-                turn.model = name
                 self._submit(turn.command)
 
     def fail_waiting(self, error: ErrorInfo) -> list[Turn]:
@@ -285,7 +284,9 @@ class Conversations:
     # -- parts ---------------------------------------------------------------------
 
     def _answer(self, question: StoredMessage) -> Turn:
-        writer = self.store.begin_answer(question.chat_id, model=self.model, parent_id=question.id)
+        # Before the load is through, the model that was asked for is the one that will answer.
+        model = self.model or Path(self._settings().model).name.removesuffix(".gguf")
+        writer = self.store.begin_answer(question.chat_id, model=model, parent_id=question.id)
         command = SubmitTurn(
             request_id=uuid.uuid4().hex,
             chat_id=question.chat_id,
@@ -293,7 +294,7 @@ class Conversations:
             sampling=self._settings().sampling,
             attempt=writer.attempt,
         )
-        turn = Turn(command, writer, question.id, question.content, self.model)
+        turn = Turn(command, writer, question.id, question.content)
         self._turns[turn.request_id] = turn
         if self.model:
             turn.is_submitted = True

@@ -26,9 +26,8 @@ def format_progress(progress: DownloadProgress | None) -> str:
     """`42 MB of 98 MB · 43% · 5 MB/s · 11 s left`."""
     if progress is None:
         return "connecting"
-    share = progress.num_done / max(1, progress.num_total)
     parts = [f"{format_bytes(progress.num_done)} of {format_bytes(progress.num_total)}"]
-    parts.append(f"{min(share, 1.0):.0%}")
+    parts.append(f"{progress.fraction:.0%}")
     if progress.stage != "downloading":
         parts.append(progress.stage)
     elif progress.seconds_left is not None:

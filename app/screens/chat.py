@@ -63,6 +63,7 @@ class ChatScreen(Screen[None]):
         """The newest turn of the open chat in this run, for the numbers in the status bar."""
         self._retry_question_id: int | None = None
         """A question that failed and stands in the prompt again."""
+        self._shown_hints = ""
         self._is_ready = False
         """Whether there are widgets to show something in."""
 
@@ -141,7 +142,12 @@ class ChatScreen(Screen[None]):
     async def _show_messages(self) -> None:
         shown = self.conversations.shown(self.chat_id) if self.chat_id else []
         await self.transcript.show(shown, describe_empty_chat(self.foretell))
+        await self._resync()
         self.show_chats()
+
+    async def _resync(self) -> None:
+        if self.chat_id is not None:
+            await self.transcript.resync(self.conversations.shown(self.chat_id))
 
     def show_chats(self) -> None:
         """Bring the list of chats up to date."""
@@ -162,7 +168,10 @@ class ChatScreen(Screen[None]):
             status = _with_turn(status, self._last_turn)
         elsewhere = [t for t in self.conversations.running if t.chat_id != self.chat_id]
         self.query_one(StatusBar).status = replace(status, num_elsewhere=len(elsewhere))
-        self.query_one("#hints", Static).update(self._hints())
+        hints = self._hints()
+        if hints != self._shown_hints:  # an update lays the whole screen out again
+            self._shown_hints = hints
+            self.query_one("#hints", Static).update(hints)
 
     def _hints(self) -> str:
         if self.conversations.turn_of(self.chat_id):
@@ -171,12 +180,12 @@ class ChatScreen(Screen[None]):
             "Enter send · Ctrl+J new line · Ctrl+R answer anew · Ctrl+N new · F2 settings · F1 keys"
         )
 
-    async def show_turn(self, turn: Turn, fresh_text: str = "") -> None:
+    async def show_turn(self, turn: Turn) -> None:
         """A turn moved on: stream its text, or finish it, when its chat is open."""
         if turn.chat_id == self.chat_id:
             self._last_turn = turn
-            if fresh_text:
-                await self.transcript.append(turn.message_id, fresh_text, turn.stats)
+            if turn.phase == "answering":
+                await self.transcript.stream(turn.message_id, turn.text, turn.stats)
             if turn.phase == "ended":
                 await self._show_ended(turn)
         elif turn.phase == "ended":
@@ -231,6 +240,7 @@ class ChatScreen(Screen[None]):
             shown = self.conversations.shown(self.chat_id)
             for message in shown[-2:]:
                 await self.transcript.add(message)
+            await self._resync()
         self._follow(turn)
 
     def _follow(self, turn: Turn) -> None:

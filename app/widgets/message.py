@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,18 +13,20 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
+from textual.timer import Timer
 from textual.widgets import Static
-from textual.widgets.markdown import MarkdownStream
 
 from app.thinking import SplitAnswer, split_thinking
-from app.widgets.markdown import AnswerMarkdown
+from app.widgets.answer import AnswerView
 from engine.events import TurnStats
 
 MessageState = Literal["waiting", "streaming", "complete", "stopped", "interrupted", "failed"]
 
 PLAIN_TEXT_CHARS = 60_000
-"""Longer answers are shown as plain text once they are whole: Markdown makes a widget of every
-block, and a message of 100,000 characters then holds the screen for seconds."""
+"""Longer answers are opened as plain text: Markdown makes a widget of every block, and a message
+of 100,000 characters then holds the screen for seconds."""
+REST_PER_DRAW = 3.0
+"""Times a drawing's duration until the next one: the screen takes a quarter of one core at most."""
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
 
@@ -110,8 +113,13 @@ class MessageView(Vertical, can_focus=True):
     def __init__(self, shown: ShownMessage) -> None:
         super().__init__(classes=shown.role)
         self.shown = shown
-        self._split = split_thinking(shown.text)
-        self._stream: MarkdownStream | None = None
+        self._split = SplitAnswer("", "", False)
+        self._is_ready = False
+        """Whether there are widgets to show something in."""
+        self._draw_timer: Timer | None = None
+        self._is_resting = False
+        """Whether a drawing is under way to the screen."""
+        self._drawn_text = ""
 
     def compose(self) -> ComposeResult:
         """Text, and a line about it."""
@@ -119,42 +127,56 @@ class MessageView(Vertical, can_focus=True):
             yield Static(self.shown.text, classes="message-text", markup=False)
         else:
             yield ThinkingView()
-            yield AnswerMarkdown()
+            yield AnswerView()
             yield Static("", classes="message-text", markup=False)
         yield Static("", classes="message-meta", markup=False)
 
     async def on_mount(self) -> None:
-        """Fill in what is known."""
+        """Fill in what is known by now."""
+        self._is_ready = True
         self._show_meta()
         if self.shown.role == "assistant":
             await self._render_whole()
 
-    async def append(self, text: str, stats: TurnStats) -> None:
-        """Add streamed text; the cost does not grow with what is already there."""
-        shown_before = self._split.answer
-        self.shown = replace(
-            self.shown, text=self.shown.text + text, state="streaming", stats=stats
-        )
-        self._split = split_thinking(self.shown.text)
-        self.query_one(ThinkingView).show(self._split)
-        if not self._split.answer.startswith(shown_before):
-            await self._end_stream()
-            await self.query_one(AnswerMarkdown).update(self._split.answer)
-        elif fresh := self._split.answer[len(shown_before) :]:
-            if self._stream is None:
-                self._stream = AnswerMarkdown.get_stream(self.query_one(AnswerMarkdown))
-            await self._stream.write(fresh)
-        self._show_meta()
+    async def stream(self, text: str, stats: TurnStats) -> None:
+        """Show the answer so far, at once or a little later when drawing takes long."""
+        self.shown = replace(self.shown, text=text, state="streaming", stats=stats)
+        if self._draw_timer is None and not self._is_resting:
+            await self.draw()
+
+    async def draw(self) -> None:
+        """Draw what has come. State: the next drawing waits for as long as this one took, times
+        `REST_PER_DRAW`, so that keys are answered and the engine gets the interpreter.
+        """
+        self._draw_timer = None
+        is_new = self.shown.state == "streaming" and self.shown.text != self._drawn_text
+        if not is_new or not self._is_ready:
+            return
+        self._is_resting = True
+        started_at = time.monotonic()
+        self._drawn_text = self.shown.text
+        split = split_thinking(self._drawn_text)
+        if (split.thinking, split.is_thinking) != (self._split.thinking, self._split.is_thinking):
+            self.query_one(ThinkingView).show(split)
+        self._split = split
+        await self.query_one(AnswerView).stream(split.answer)
+        self.call_after_refresh(self._rest, started_at)
+
+    def _rest(self, started_at: float) -> None:
+        """The drawing is on the screen: wait before the next one."""
+        self._is_resting = False
+        if self._draw_timer is None:
+            rest_s = (time.monotonic() - started_at) * REST_PER_DRAW
+            self._draw_timer = self.set_timer(rest_s, self.draw)
 
     async def finish(self, shown: ShownMessage) -> None:
         """Show the whole answer once more: pieces can differ from the whole (link references,
         fences in lists), one update at the end makes them equal.
         """
         self.shown = shown
-        self._split = split_thinking(shown.text)
-        await self._end_stream()
-        self._show_meta()
-        await self._render_whole()
+        if self._is_ready:
+            self._show_meta()
+            await self._render_whole()
 
     def set_shown(self, shown: ShownMessage) -> None:
         """Change what the line below says; the text stays."""
@@ -170,19 +192,18 @@ class MessageView(Vertical, can_focus=True):
         for view in self.query(ThinkingView):
             view.toggle()
 
-    async def _end_stream(self) -> None:
-        if self._stream is not None:
-            stream, self._stream = self._stream, None
-            await stream.stop()
-
     async def _render_whole(self) -> None:
+        self._drawn_text = self.shown.text
+        self._split = split_thinking(self._drawn_text)
         self.query_one(ThinkingView).show(self._split)
-        is_plain = len(self._split.answer) > PLAIN_TEXT_CHARS
-        markdown = self.query_one(AnswerMarkdown)
+        answer = self.query_one(AnswerView)
+        # What streamed as Markdown stays so; only opening such a text anew would take seconds.
+        is_plain = len(self._split.answer) > PLAIN_TEXT_CHARS and not answer.children
         plain = self.query_one(".message-text", Static)
-        markdown.display, plain.display = not is_plain, is_plain
+        answer.display, plain.display = not is_plain, is_plain
         plain.update(self._split.answer if is_plain else "")
-        await markdown.update("" if is_plain else self._split.answer)
+        if not is_plain:
+            await answer.show(self._split.answer)
 
     def _show_meta(self) -> None:
         line = describe_message(self.shown)

@@ -14,7 +14,15 @@ from textual.widget import Widget
 from engine.events import TurnStats
 
 Phase = Literal[
-    "no model", "starting", "loading", "ready", "waiting", "reading", "answering", "failed"
+    "no model",
+    "downloading",
+    "starting",
+    "loading",
+    "ready",
+    "waiting",
+    "reading",
+    "answering",
+    "failed",
 ]
 _GAP = "  "
 
@@ -49,7 +57,7 @@ def format_tokens(count: int) -> str:
 
 def describe_phase(status: Status) -> str:
     """The state in words, with per cent where a share is known."""
-    if status.fraction is not None and status.phase in ("loading", "reading"):
+    if status.fraction is not None and status.phase in ("downloading", "loading", "reading"):
         return f"{status.phase} {status.fraction:.0%}"
     return status.phase
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from textual import events
@@ -37,6 +38,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
+        self._lock = asyncio.Lock()
+        """Keys and the list of chats can open chats from two tasks."""
         self._messages: list[ShownMessage] = []
         self._first_mounted = 0
 
@@ -66,6 +69,10 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(self, messages: Sequence[ShownMessage], empty_text: str = "") -> None:
         """Replace everything. Only the newest `PAGE_MESSAGES` are mounted."""
+        async with self._lock:
+            await self._show(messages, empty_text)
+
+    async def _show(self, messages: Sequence[ShownMessage], empty_text: str) -> None:
         self._messages = list(messages)
         self._first_mounted = max(0, len(self._messages) - PAGE_MESSAGES)
         empty = self.query_one("#transcript-empty", Static)
@@ -92,10 +99,20 @@ class Transcript(VerticalScroll, can_focus=False):
         """The mounted view of a message."""
         return next((v for v in self.views if v.shown.message_id == message_id), None)
 
-    async def append(self, message_id: int, text: str, stats: TurnStats) -> None:
-        """Stream text into a message."""
+    async def stream(self, message_id: int, text: str, stats: TurnStats) -> None:
+        """Show how far a streaming answer is."""
         if view := self.find(message_id):
-            await view.append(text, stats)
+            await view.stream(text, stats)
+
+    async def resync(self, messages: Sequence[ShownMessage]) -> None:
+        """Catch up with what happened while messages were being mounted."""
+        for shown in messages:
+            view = self.find(shown.message_id)
+            if view is not None and (view.shown.text, view.shown.state) != (
+                shown.text,
+                shown.state,
+            ):
+                await view.finish(shown)
 
     async def finish(self, shown: ShownMessage) -> None:
         """Show the final form of a streamed message."""

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from app.app import ForetellApp
 from app.services import CatalogModel, DownloadProgress, InstalledModel, Services
 from app.settings import DEFAULT_MODEL, Settings
+from app.widgets.message import MessageView
 from storage.chats import ChatStore
 from storage.database import Database
 from storage.errors import StorageError
@@ -77,8 +78,11 @@ class Stage:
         # With an empty list Textual waits for every worker, a dialog that is open included.
         if threads := [w for w in self.app.workers if w._thread_worker]:
             await self.app.workers.wait_for_complete(threads)
-        for _ in range(3):
+        for _ in range(2):
             await self.pilot.pause()
+        for view in self.app.chat_screen.query(MessageView):
+            await view.draw()  # not when the last drawing's rest is over, but now
+        await self.pilot.pause()
 
     async def type(self, text: str) -> None:
         self.app.chat_screen.prompt.area.insert(text)
@@ -132,7 +136,7 @@ async def open_stage(
         return stores[-1]
 
     services = Services(
-        settings=settings or Settings(),
+        settings=settings or Settings(system_prompt=""),
         save_settings=saved.append,
         open_chats=open_chats,
         models=library,

@@ -37,8 +37,9 @@ async def render(stage: Stage, pieces: list[str]) -> list[str]:
     await stage.app.chat_screen.open_chat(None)
     transcript = stage.app.chat_screen.transcript
     view = await transcript.add(ShownMessage(1, "assistant", "", state="streaming"))
-    for piece in pieces:
-        await view.append(piece, TurnStats())
+    for end in range(1, len(pieces) + 1):
+        await view.stream("".join(pieces[:end]), TurnStats())
+        await view.draw()
     await view.finish(ShownMessage(1, "assistant", "".join(pieces)))
     await stage.settle()
     return stage.lines()
@@ -106,11 +107,14 @@ async def test_the_newest_answer_is_copied_as_it_was_written(tmp_path: Path) -> 
         assert stage.app.clipboard == "An **answer** [/]"
 
 
-async def test_a_message_of_100k_characters_is_shown_and_the_keys_answer(tmp_path: Path) -> None:
-    text = "\n\n".join(f"paragraph {n} with some words" for n in range(3500))
+async def test_messages_of_100k_characters_are_shown_and_the_keys_answer(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
-        await stage.ask("x" * 100_000)
-        stage.engine.answer(text)
+        chat_id = stage.store.create().id
+        stage.store.add_message(chat_id, "user", "x" * 100_000)
+        writer = stage.store.begin_answer(chat_id, model="m")
+        writer.append("\n\n".join(f"paragraph {n} with some words" for n in range(3500)))
+        writer.finish("complete")
+        await stage.app.chat_screen.open_chat(chat_id)
         await stage.settle()
         assert "paragraph 3499" in stage.text
         await stage.pilot.press("h", "i")
