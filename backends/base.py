@@ -119,6 +119,26 @@ def check_token_ids(segments: Sequence[Segment], vocab_size: int) -> None:
                 )
 
 
+def check_given(
+    program: Program, segments: Sequence[Segment], hidden: np.ndarray | None
+) -> np.ndarray | None:
+    """The hidden rows a drafter's forward is given; None for a program that takes none.
+
+    Shapes: float32 [R, program.given_size].
+    Raises: BackendError when they are missing or misfit, or where a program that only reads
+            meets a cache with nothing in it.
+    """
+    if not program.grows_cache and any(segment.cache.length == 0 for segment in segments):
+        raise BackendError("a drafter cannot look at an empty cache")
+    if not program.given_size:
+        return None
+    shape = (sum(len(segment.token_ids) for segment in segments), program.given_size)
+    if hidden is None or hidden.shape != shape:
+        found = "none" if hidden is None else hidden.shape
+        raise BackendError(f"a drafter needs hidden rows {shape}, got {found}")
+    return hidden.astype("float32", order="C", copy=False)
+
+
 @dataclass(frozen=True, slots=True)
 class RowOutput:
     """Results of a forward. Arrays are the executable's own and valid until its next forward."""
@@ -159,11 +179,14 @@ class Executable(Protocol):
         *,
         want_logits: WantLogits = "all",
         want_hidden: bool = False,
+        hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append each segment's tokens to its cache and compute the wanted rows in one pass.
 
-        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32.
-        State:  each cache grows by its segment's tokens; nothing changes when it raises.
+        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32; `hidden`
+                [R, program.given_size] float32, for a drafter.
+        State:  each cache grows by its segment's tokens, a drafter's by none; nothing changes
+                when it raises.
         Raises: OutOfDeviceMemory, BackendError.
         """
 
@@ -178,8 +201,16 @@ class Backend(Protocol):
     def name(self) -> str:
         """The name shown by `doctor`."""
 
-    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> Executable:
+    def compile(
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
+    ) -> Executable:
         """Put a program's weights into the layout the kernels want.
 
+        `reads`: for a drafter, its target's executable, whose caches it looks at and whose
+        weights it may share.
         Raises: UnsupportedWeight, OutOfDeviceMemory.
         """

@@ -79,6 +79,18 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EmbedWithHidden:
+    """dst[r] = table[token_ids[r]] * scale | hidden[r]: a token beside the row it was drawn from.
+
+    `hidden` are rows the caller gives to the forward. Starts a drafter: `table` is its target's.
+    """
+
+    table: Weight
+    dst: Register
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Project:
     """dst = concat_i(weights[i] @ norm(src) + biases[i]); several matrices share one input."""
 
@@ -220,10 +232,13 @@ class Head:
     """cap * tanh(logits / cap) where > 0."""
     suppressed_ids: tuple[int, ...] = ()
     """Ids whose logit is set to -inf on every row."""
+    hidden_projection: Weight | None = None
+    """Where given, the row handed out as hidden is this matrix times the normed one."""
 
 
 Op = (
     Embed
+    | EmbedWithHidden
     | Project
     | Attention
     | ProjectAdd
@@ -238,7 +253,12 @@ Op = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A whole forward pass. `ops` run in order; the last one is the `Head`."""
+    """A whole forward pass. `ops` run in order; the last one is the `Head`.
+
+    A program none of whose attentions writes is a drafter that looks at its target's caches: a
+    forward leaves them as they are, every row stands at the cache's length p and sees positions
+    < p only (> p - window where the slot has one).
+    """
 
     ops: tuple[Op, ...]
     widths: tuple[int, ...]
@@ -246,4 +266,20 @@ class Program:
     slots: tuple[KvSlot, ...]
     vocab_size: int
     hidden_size: int
-    """Width of the hidden row a draft head consumes (the head's normed input)."""
+    """Width of the hidden rows handed out, which a draft head consumes."""
+
+    @property
+    def grows_cache(self) -> bool:
+        """Whether a forward appends its rows to the caches."""
+        attentions = [op for op in self.ops if isinstance(op, Attention)]
+        return not attentions or any(op.writes_kv for op in attentions)
+
+    @property
+    def given_size(self) -> int:
+        """Width of the hidden rows a forward has to be given; 0 where it takes none."""
+        sizes = (
+            self.widths[op.dst] - op.table.shape[1]
+            for op in self.ops
+            if isinstance(op, EmbedWithHidden)
+        )
+        return max(sizes, default=0)

@@ -20,6 +20,7 @@ from backends.base import (
     RowOutput,
     Segment,
     WantLogits,
+    check_given,
     check_token_ids,
 )
 from backends.program import Program
@@ -140,12 +141,17 @@ class ReferenceExecutable:
         *,
         want_logits: WantLogits = "all",
         want_hidden: bool = False,
+        hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append and compute, one row after another. State: each cache grows by its tokens."""
         check_token_ids(segments, self._program.vocab_size)
+        given = check_given(self._program, segments, hidden)
         lengths = [segment.cache.length for segment in segments]
+        rows: list[RowState] = []
         try:
-            rows = [row for segment in segments for row in self._forward_one(segment, want_logits)]
+            for segment in segments:
+                own = None if given is None else given[len(rows) :]
+                rows += self._forward_one(segment, want_logits, own)
         except BaseException:
             for segment, length in zip(segments, lengths, strict=True):
                 self._drop_from(segment, length)
@@ -156,7 +162,9 @@ class ReferenceExecutable:
             np.array([row.hidden for row in rows], np.float32) if want_hidden else None,
         )
 
-    def _forward_one(self, segment: Segment, want_logits: WantLogits) -> list[RowState]:
+    def _forward_one(
+        self, segment: Segment, want_logits: WantLogits, given: np.ndarray | None
+    ) -> list[RowState]:
         cache = segment.cache
         assert isinstance(cache, ReferenceCache), "a cache belongs to the backend that made it"
         rows = []
@@ -168,10 +176,12 @@ class ReferenceExecutable:
                 cache.slots,
                 [np.zeros(width) for width in self._program.widths],
                 wants_logits=want_logits == "all" or (want_logits == "last" and is_last),
+                given=None if given is None else given[i].astype(np.float64),
             )
             for op in self._program.ops:
                 OPS[type(op)](op, row, self._matrices)
-            cache.advance()
+            if self._program.grows_cache:
+                cache.advance()
             rows.append(row)
         return rows
 
@@ -194,7 +204,11 @@ class ReferenceBackend:
         return "reference"
 
     def compile(
-        self, program: Program, *, progress: LoadProgress | None = None
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
     ) -> ReferenceExecutable:
         """Nothing to lay out: matrices are dequantized when first used."""
         if progress is not None:

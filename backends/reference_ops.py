@@ -16,6 +16,7 @@ from backends.program import (
     Activation,
     Attention,
     Embed,
+    EmbedWithHidden,
     GatedFfn,
     Head,
     MoeFfn,
@@ -133,6 +134,8 @@ class RowState:
     slots: list[SlotRows]
     registers: list[Floats]
     wants_logits: bool
+    given: Floats | None = None
+    """The hidden row the caller gave."""
     hidden: Floats | None = None
     logits: Floats | None = None
 
@@ -140,6 +143,13 @@ class RowState:
 def embed(op: Embed, row: RowState, matrices: Matrices) -> None:
     """Look the token up."""
     row.registers[op.dst] = matrices[op.table][row.token_id] * op.scale
+
+
+def embed_with_hidden(op: EmbedWithHidden, row: RowState, matrices: Matrices) -> None:
+    """Look the token up and put the given row beside it."""
+    assert row.given is not None, "checked before the first row"
+    embedding = matrices[op.table][row.token_id] * op.scale
+    row.registers[op.dst] = np.concatenate([embedding, row.given])
 
 
 def project(op: Project, row: RowState, matrices: Matrices) -> None:
@@ -250,10 +260,12 @@ def scale(op: Scale, row: RowState, matrices: Matrices) -> None:
 
 def head(op: Head, row: RowState, matrices: Matrices) -> None:
     """The final norm, and the logits where they are wanted."""
-    row.hidden = normed(op.norm, row.registers[op.src])
+    final = normed(op.norm, row.registers[op.src])
+    projection = op.hidden_projection
+    row.hidden = final if projection is None else matrices[projection] @ final
     if not row.wants_logits:
         return
-    logits = matrices[op.weight] @ row.hidden
+    logits = matrices[op.weight] @ final
     if op.softcap > 0:
         logits = op.softcap * np.tanh(logits / op.softcap)
     logits[list(op.suppressed_ids)] = -np.inf
@@ -263,6 +275,7 @@ def head(op: Head, row: RowState, matrices: Matrices) -> None:
 # Any: a table keyed by the operation's type cannot say that key and parameter agree.
 OPS: dict[type, Callable[..., None]] = {
     Embed: embed,
+    EmbedWithHidden: embed_with_hidden,
     Project: project,
     Attention: attention,
     ProjectAdd: project_add,

@@ -6,6 +6,7 @@ Nothing is promised about equal bits: MLX chooses other kernels for other number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -20,12 +21,13 @@ from backends.base import (
     RowOutput,
     Segment,
     WantLogits,
+    check_given,
     check_token_ids,
 )
 from backends.mlx_backend.kv_cache import MlxCache
 from backends.mlx_backend.matrix import Matrix
 from backends.mlx_backend.ops import OPS, Part, Rows, Weights
-from backends.program import Embed, PerLayerInputs, Program, Weight
+from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, Weight
 from backends.reference_ops import dequantize
 from backends.weights import matrix_weights
 
@@ -43,7 +45,18 @@ class MlxBackend:
         """The name shown by `doctor`."""
         return "mlx"
 
-    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> MlxExecutable:
+    @property
+    def device(self) -> str:
+        """A person's name for the device."""
+        return device_name()
+
+    def compile(
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
+    ) -> MlxExecutable:
         """Convert the weights.
 
         Raises: UnsupportedWeight, OutOfDeviceMemory.
@@ -55,6 +68,12 @@ class MlxBackend:
             if progress is not None:
                 progress((i + 1) / len(weights))
         return MlxExecutable(program, matrices)
+
+
+def device_name() -> str:
+    """A person's name for MLX's default device."""
+    kind = "GPU" if mx.default_device().type == mx.gpu else "CPU"
+    return f"{kind}, MLX {version('mlx')}"
 
 
 def _placed(weight: Weight) -> Matrix:
@@ -88,7 +107,7 @@ class MlxExecutable:
     @property
     def caps(self) -> BackendCaps:
         """No equal bits."""
-        return BackendCaps("mlx", f"MLX, {mx.default_device()}", False, False, _MAX_ROWS)
+        return BackendCaps("mlx", device_name(), False, False, _MAX_ROWS)
 
     @property
     def weight_bytes(self) -> int:
@@ -111,9 +130,10 @@ class MlxExecutable:
         *,
         want_logits: WantLogits = "all",
         want_hidden: bool = False,
+        hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append and compute. State: each cache grows by its tokens once all rows are done."""
-        rows = self._rows(segments, want_logits)
+        rows = self._rows(segments, want_logits, check_given(self._program, segments, hidden))
         for op in self._program.ops:
             OPS[type(op)](op, rows, self._weights)
         written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
@@ -122,11 +142,14 @@ class MlxExecutable:
             None if rows.logits is None else np.array(rows.logits),
             np.array(rows.hidden) if want_hidden else None,
         )
-        for part in rows.parts:
-            part.cache.advance(part.num_rows)
+        if self._program.grows_cache:
+            for part in rows.parts:
+                part.cache.advance(part.num_rows)
         return output
 
-    def _rows(self, segments: Sequence[Segment], want_logits: WantLogits) -> Rows:
+    def _rows(
+        self, segments: Sequence[Segment], want_logits: WantLogits, given: np.ndarray | None
+    ) -> Rows:
         token_ids = [token_id for segment in segments for token_id in segment.token_ids]
         if not 0 < len(token_ids) <= _MAX_ROWS:
             raise BackendError(f"a forward takes 1 to {_MAX_ROWS} rows, not {len(token_ids)}")
@@ -135,19 +158,22 @@ class MlxExecutable:
         for segment in segments:
             cache = segment.cache
             assert isinstance(cache, MlxCache), "a cache belongs to the backend that made it"
-            cache.ensure_rows(len(segment.token_ids))
+            grows = self._program.grows_cache
+            if grows:
+                cache.ensure_rows(len(segment.token_ids))
             first_row = parts[-1].rows.stop if parts else 0
             rows = slice(first_row, first_row + len(segment.token_ids))
-            parts.append(Part(cache, rows, cache.length))
+            parts.append(Part(cache, rows, cache.length, grows))
         return Rows(
-            np.concatenate([np.arange(p.start, p.start + p.num_rows) for p in parts]),
+            np.concatenate([part.positions for part in parts]),
             parts,
             {
                 id(op): look_up(op.table, token_ids)
                 for op in self._program.ops
-                if isinstance(op, (Embed, PerLayerInputs))
+                if isinstance(op, (Embed, EmbedWithHidden, PerLayerInputs))
             },
             wanted_rows(parts, want_logits),
+            None if given is None else mx.array(given),
         )
 
     def close(self) -> None:

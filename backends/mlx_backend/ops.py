@@ -19,6 +19,7 @@ from backends.program import (
     Activation,
     Attention,
     Embed,
+    EmbedWithHidden,
     GatedFfn,
     Head,
     MoeFfn,
@@ -42,6 +43,13 @@ class Part:
     """Its rows of the batch."""
     start: int
     """Position of the first row."""
+    is_appended: bool = True
+    """False for a drafter's rows: all stand at the cache's length and see what is before it."""
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Where each row stands. Shapes: -> int64 [n]."""
+        return self.start + np.arange(self.num_rows) * int(self.is_appended)
 
     @property
     def num_rows(self) -> int:
@@ -88,6 +96,8 @@ class Rows:
     """Table rows float32 [R, width], by id of the operation that asks for them."""
     wanted: list[int]
     """Rows whose logits are computed."""
+    given: mx.array | None = None
+    """Hidden rows float32 [R, given], for a drafter."""
     registers: dict[int, mx.array] = field(default_factory=dict)
     angles: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     """cos and sin float32 [R, 1, pairs], by id of the Rope."""
@@ -126,11 +136,11 @@ def rotate(rope: Rope | None, x: mx.array, rows: Rows) -> mx.array:
 
 def attend(op: Attention, query: mx.array, part: Part, slot: SlotBuffer) -> mx.array:
     """Shapes: query [n, H, D] -> [n, H * D] float32."""
-    end = part.start + part.num_rows
+    end = part.start + part.num_rows * int(part.is_appended)
     first = slot.first_visible(part.start)
     seen = slice(first - slot.base, end - slot.base)
-    behind = np.arange(part.start, end)[:, None] - np.arange(first, end)[None, :]
-    mask = (behind >= 0) & (behind < (slot.spec.window or end))
+    behind = part.positions[:, None] - np.arange(first, end)[None, :]
+    mask = (behind >= 0) & (behind < (slot.spec.window or end + 1))
     attended = mx.fast.scaled_dot_product_attention(
         query.swapaxes(0, 1)[None].astype(slot.keys.dtype),
         slot.keys[None, :, seen],
@@ -144,6 +154,13 @@ def attend(op: Attention, query: mx.array, part: Part, slot: SlotBuffer) -> mx.a
 def embed(op: Embed, rows: Rows, weights: Weights) -> None:
     """Start from the looked-up rows."""
     rows.registers[op.dst] = rows.looked_up[id(op)] * op.scale
+
+
+def embed_with_hidden(op: EmbedWithHidden, rows: Rows, weights: Weights) -> None:
+    """Start from the looked-up rows with the given ones beside them."""
+    assert rows.given is not None, "checked before the rows were made"
+    embeddings = rows.looked_up[id(op)] * op.scale
+    rows.registers[op.dst] = mx.concatenate([embeddings, rows.given], axis=1)
 
 
 def project(op: Project, rows: Rows, weights: Weights) -> None:
@@ -250,10 +267,12 @@ def scale(op: Scale, rows: Rows, weights: Weights) -> None:
 
 def head(op: Head, rows: Rows, weights: Weights) -> None:
     """The final norm of every row, and logits of the wanted ones."""
-    rows.hidden = weights.norm(op.norm, rows.registers[op.src])
+    final = weights.norm(op.norm, rows.registers[op.src])
+    projection = op.hidden_projection
+    rows.hidden = final if projection is None else weights.product(projection, final)
     if not rows.wanted:
         return
-    logits = weights.product(op.weight, rows.hidden[mx.array(rows.wanted)])
+    logits = weights.product(op.weight, final[mx.array(rows.wanted)])
     if op.softcap > 0:
         logits = op.softcap * mx.tanh(logits / op.softcap)
     if op.suppressed_ids:
@@ -264,6 +283,7 @@ def head(op: Head, rows: Rows, weights: Weights) -> None:
 # Any: a table keyed by the operation's type cannot say that key and parameter agree.
 OPS: dict[type, Callable[..., None]] = {
     Embed: embed,
+    EmbedWithHidden: embed_with_hidden,
     Project: project,
     Attention: attention,
     ProjectAdd: project_add,

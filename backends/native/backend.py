@@ -10,7 +10,7 @@ from backends.native.library import Kernels, shared_pool
 from backends.program import Program
 
 if TYPE_CHECKING:
-    from backends.base import Backend
+    from backends.base import Backend, Executable
 
 
 class NativeBackend:
@@ -35,10 +35,17 @@ class NativeBackend:
         return f"CPU, {self._kernels.name}, {self._pool.threads} threads"
 
     def compile(
-        self, program: Program, *, progress: LoadProgress | None = None
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
     ) -> NativeExecutable:
         """Pack the weights. Raises: UnsupportedWeight, OutOfDeviceMemory."""
-        return NativeExecutable(program, self._kernels, self._pool, available_bytes, progress)
+        assert reads is None or isinstance(reads, NativeExecutable), "a target of this backend"
+        return NativeExecutable(
+            program, self._kernels, self._pool, available_bytes, progress, reads
+        )
 
 
 def available_bytes() -> int:

@@ -19,7 +19,9 @@ from backends.base import (
     OutOfDeviceMemory,
     RowOutput,
     Segment,
+    UnsupportedWeight,
     WantLogits,
+    check_given,
     check_token_ids,
 )
 from backends.native.kv_cache import CacheLayout, NativeCache, plan_rings
@@ -59,8 +61,12 @@ class NativeExecutable:
         pool: ThreadPool,
         available_bytes: Callable[[], int],
         progress: LoadProgress | None = None,
+        reads: NativeExecutable | None = None,
     ) -> None:
-        """Pack the weights. Raises: UnsupportedWeight, OutOfDeviceMemory."""
+        """Pack the weights. `reads`: a drafter's target, whose caches it looks at.
+
+        Raises: UnsupportedWeight, OutOfDeviceMemory.
+        """
         self._library = load_library()
         self._program = program
         self._kernels = kernels
@@ -75,7 +81,11 @@ class NativeExecutable:
                 hint="close other programs or choose a smaller model",
             )
         self._packer = WeightPacker(pool, progress, total_bytes)
-        self._layout = _cache_layout(program, weights)
+        self._layout: CacheLayout = (
+            _cache_layout(program, weights) if reads is None else reads._layout
+        )
+        if self._layout.slots != program.slots:
+            raise UnsupportedWeight("a drafter looks at other slots than its target has")
         self._max_rows = _most_rows(program)
         translator = Translator(program, self._packer, self._layout.rings)
         spec = translator.spec(is_f32_cache=self._layout.dtype == np.float32)
@@ -121,18 +131,24 @@ class NativeExecutable:
         *,
         want_logits: WantLogits = "all",
         want_hidden: bool = False,
+        hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append each segment's tokens to its cache and compute the wanted rows in one call.
 
-        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32.
-        State:  each cache grows by its segment's tokens; nothing changes when it raises.
+        Shapes: R = total tokens <= caps.max_rows; logits [rows wanted, V] float32; `hidden`
+                [R, given_size] float32, for a drafter.
+        State:  each cache grows by its segment's tokens, a drafter's by none; nothing changes
+                when it raises.
         Raises: OutOfDeviceMemory, BackendError.
         """
         token_ids = self._checked_ids(segments)
         wanted = _wanted_rows(segments, want_logits)
         caches = self._checked_caches(segments)
+        given = check_given(self._program, segments, hidden)
+        grows = self._program.grows_cache
         for segment, cache in zip(segments, caches, strict=True):
-            cache.ensure_capacity(cache.length + len(segment.token_ids))
+            if grows:
+                cache.ensure_capacity(cache.length + len(segment.token_ids))
         self._reserve(len(wanted), len(token_ids) if want_hidden else 0)
         specs = (SegmentSpec * len(caches))()
         for spec, segment, cache in zip(specs, segments, caches, strict=True):
@@ -144,6 +160,7 @@ class NativeExecutable:
             self._logits.ctypes.data,
             self._argmax.ctypes.data,
             self._hidden.ctypes.data if want_hidden else None,
+            None if given is None else given.ctypes.data,
             len(caches),
             len(wanted),
         )
@@ -152,7 +169,8 @@ class NativeExecutable:
                 f"no memory for the buffers of {len(token_ids)} rows", hint="close other programs"
             )
         for segment, cache in zip(segments, caches, strict=True):
-            cache.advance(len(segment.token_ids))
+            if grows:
+                cache.advance(len(segment.token_ids))
         return RowOutput(
             self._logits[: len(wanted)] if len(wanted) else None,
             self._hidden[: len(token_ids)] if want_hidden else None,

@@ -125,7 +125,7 @@ class ProgramSpec(ctypes.Structure):
         ("vocab_size", ctypes.c_int32),
         ("hidden_size", ctypes.c_int32),
         ("is_f32_cache", ctypes.c_int32),
-        ("padding", ctypes.c_int32),
+        ("grows_cache", ctypes.c_int32),
     ]
 
 
@@ -160,6 +160,7 @@ class ForwardArgs(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("argmax", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
+        ("given", ctypes.c_void_p),
         ("num_segments", ctypes.c_int32),
         ("num_wanted", ctypes.c_int32),
     ]

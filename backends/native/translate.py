@@ -19,6 +19,7 @@ from backends.program import (
     Activation,
     Attention,
     Embed,
+    EmbedWithHidden,
     GatedFfn,
     Head,
     MoeFfn,
@@ -46,6 +47,7 @@ KINDS: dict[type, int] = {
     Head: 7,
     PerLayerInputs: 8,
     PerLayerAdd: 9,
+    EmbedWithHidden: 10,
 }
 """Operation -> ft_op_kind."""
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
@@ -94,6 +96,7 @@ class Translator:
             program.vocab_size,
             program.hidden_size,
             int(is_f32_cache),
+            int(program.grows_cache),
         )
 
     @property
@@ -112,7 +115,8 @@ class Translator:
         for slot in program.slots:
             require(0 < slot.head_dim <= 4096, f"a head of {slot.head_dim} numbers")
             require(slot.kv_heads > 0, f"{slot.kv_heads} kv heads")
-            require(slot.window is None or slot.window > 0, f"a window of {slot.window}")
+            least = 1 if program.grows_cache else 2
+            require(slot.window is None or slot.window >= least, f"a window of {slot.window}")
 
     def _width(self, register: int) -> int:
         require(0 <= register < len(self._program.widths), f"register {register} does not exist")
@@ -187,6 +191,14 @@ class Translator:
 
     def _embed(self, op: Embed, spec: OpSpec) -> None:
         self._fits(op.table, (self._program.vocab_size, self._width(op.dst)))
+        self._matrices(spec, [self._table(op.table)])
+        spec.dst, spec.factor = op.dst, op.scale
+
+    def _embed_with_hidden(self, op: EmbedWithHidden, spec: OpSpec) -> None:
+        vocab, cols = self._program.vocab_size, op.table.shape[-1]
+        self._fits(op.table, (vocab, cols))
+        given = self._width(op.dst) - cols
+        require(0 < given == self._program.given_size, f"{given} given numbers per row")
         self._matrices(spec, [self._table(op.table)])
         spec.dst, spec.factor = op.dst, op.scale
 
@@ -287,10 +299,15 @@ class Translator:
         spec.dst, spec.factor = op.dst, op.factor
 
     def _head(self, op: Head, spec: OpSpec) -> None:
-        width, vocab = self._program.hidden_size, self._program.vocab_size
-        require(self._width(op.src) == width, "the head reads another width than the hidden size")
+        width, vocab, out = self._width(op.src), self._program.vocab_size, self._program.hidden_size
         self._fits(op.weight, (vocab, width))
-        self._matrices(spec, [self._packer.matrix(op.weight)])
+        matrices = [self._packer.matrix(op.weight)]
+        if op.hidden_projection is not None:
+            self._fits(op.hidden_projection, (out, width))
+            matrices.append(self._packer.matrix(op.hidden_projection))
+        else:
+            require(width == out, "the head reads another width than the hidden size")
+        self._matrices(spec, matrices)
         spec.src, spec.norm, spec.factor = op.src, self._norm(op.norm, width), op.softcap
         ids = np.unique(np.array(op.suppressed_ids, np.int32))
         require(bool(np.all((ids >= 0) & (ids < vocab))), "a suppressed id outside the vocabulary")
@@ -300,6 +317,7 @@ class Translator:
 # Any: a table keyed by the operation's type cannot say that key and parameter agree.
 FILLERS: dict[type, Callable[[Translator, Any, OpSpec], None]] = {
     Embed: Translator._embed,
+    EmbedWithHidden: Translator._embed_with_hidden,
     Project: Translator._project,
     Attention: Translator._attention,
     ProjectAdd: Translator._project_add,

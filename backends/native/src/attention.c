@@ -171,6 +171,10 @@ static int64_t first_visible(const attention_job *job, int64_t position) {
     return from > 0 ? from : 0;
 }
 
+static int64_t last_visible(const attention_job *job, int64_t position) {
+    return job->p->spec.grows_cache ? position : position - 1;
+}
+
 /* Multiply the unit's queries by the scale and lay them out row by row, head by head. */
 static void gather_queries(const attention_job *job, const row_tile *tile, int kv_head, float *q) {
     const float scale = (float)job->op->factor;
@@ -186,7 +190,7 @@ static void visible_range(const attention_job *job, const row_tile *tile, int64_
                           const unit_scratch *s) {
     const ft_row *rows = (const ft_row *)job->p->row_info.data + tile->row;
     for (int r = 0, i = 0; r < tile->rows; r++) {
-        const int64_t start = block * FT_KEY_BLOCK, last = rows[r].position + 1 - start;
+        const int64_t start = block * FT_KEY_BLOCK, last = last_visible(job, rows[r].position) + 1 - start;
         const int64_t first = first_visible(job, rows[r].position) - start;
         const int32_t end = last > FT_KEY_BLOCK ? FT_KEY_BLOCK : last > 0 ? (int32_t)last : 0;
         const int32_t begin = first <= 0 ? 0 : first < end ? (int32_t)first : end;
@@ -245,7 +249,7 @@ static void fold(const attention_job *job, const unit_scratch *s, int queries, c
 static void block_span(const attention_job *job, const row_tile *tile, int64_t *first, int64_t *last) {
     const ft_row *rows = (const ft_row *)job->p->row_info.data + tile->row;
     *first = first_visible(job, rows[0].position) / FT_KEY_BLOCK;
-    *last = rows[tile->rows - 1].position / FT_KEY_BLOCK + 1;
+    *last = last_visible(job, rows[tile->rows - 1].position) / FT_KEY_BLOCK + 1;
 }
 
 static void attend_units(void *arg, int begin, int end, int thread) {

@@ -221,7 +221,7 @@ typedef struct head_job {
 
 static void normed_row(const ft_program *p, const ft_op *op, int row, float *out) {
     const float *src = ft_register(p, op->src) + row * ft_stride(p, op->src);
-    p->vec->rms_norm(src, out, op->norm.weight, p->spec.hidden_size, op->norm.eps);
+    p->vec->rms_norm(src, out, op->norm.weight, op->matrices->cols, op->norm.eps);
 }
 
 static void hidden_rows(void *arg, int begin, int end, int thread) {
@@ -229,6 +229,22 @@ static void hidden_rows(void *arg, int begin, int end, int thread) {
     (void)thread;
     for (int64_t r = begin; r < end; r++)
         normed_row(job->p, job->op, (int)r, job->p->args->hidden + r * job->p->spec.hidden_size);
+}
+
+static void projected_groups(void *arg, int begin, int end, int thread) {
+    const head_job *job = arg;
+    const ft_program *p = job->p;
+    p->kernels->matmul(&job->op->matrices[1], &job->acts, 0, p->rows, p->args->hidden,
+                       p->spec.hidden_size, begin, end, ft_thread_scratch(p, thread));
+}
+
+static void project_hidden(head_job *job) {
+    ft_program *p = job->p;
+    const ft_op *op = job->op;
+    const ft_matrix *w = &op->matrices[1];
+    job->acts = ft_prepare(p, &op->norm, ft_register(p, op->src), ft_stride(p, op->src), w, 1, p->rows);
+    ft_pool_ranges(p->pool, w->groups, ft_group_grain(p, w->groups, w->group_bytes, p->rows),
+                   projected_groups, job);
 }
 
 static void wanted_rows(void *arg, int begin, int end, int thread) {
@@ -290,7 +306,8 @@ void ft_run_head(ft_program *p, const ft_op *op) {
     const int wanted = p->args->num_wanted;
     head_job job = {.p = p, .op = op, .acts = ft_acts_of(&p->normed, NULL, 0, op->matrices->cols)};
     const int rows_grain = ft_row_grain(op->matrices->cols);
-    if (p->args->hidden) ft_pool_ranges(p->pool, p->rows, rows_grain, hidden_rows, &job);
+    if (p->args->hidden && op->num_matrices > 1) project_hidden(&job);
+    else if (p->args->hidden) ft_pool_ranges(p->pool, p->rows, rows_grain, hidden_rows, &job);
     if (wanted == 0) return;
     ft_pool_ranges(p->pool, wanted, rows_grain, wanted_rows, &job);
     job.grain = head_grain(p, op->matrices);

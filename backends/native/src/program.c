@@ -64,7 +64,9 @@ static size_t look_up_bytes(const ft_program_spec *spec) {
     size_t most = 0;
     for (int i = 0; i < spec->num_ops; i++) {
         const ft_op *op = &spec->ops[i];
-        if (op->kind != FT_OP_EMBED && op->kind != FT_OP_PER_LAYER_INPUTS) continue;
+        if (op->kind != FT_OP_EMBED && op->kind != FT_OP_EMBED_WITH_HIDDEN &&
+            op->kind != FT_OP_PER_LAYER_INPUTS)
+            continue;
         const ft_matrix *table = &op->matrices[op->num_matrices - 1];
         const size_t bytes = (size_t)ft_group_bytes(table->type, table->cols);
         if (bytes > most) most = bytes;
@@ -111,6 +113,7 @@ static int reserve_op(ft_program *p, const ft_op *op, int rows) {
     case FT_OP_PER_LAYER_INPUTS:
     case FT_OP_PER_LAYER_ADD: return ft_reserve_per_layer(p, op, rows);
     case FT_OP_EMBED:
+    case FT_OP_EMBED_WITH_HIDDEN:
     case FT_OP_SCALE: return 0;
     default: return ft_reserve_matmul(p, op, rows);
     }
@@ -140,7 +143,8 @@ static void place_rows(ft_program *p) {
     for (int s = 0; s < p->args->num_segments; s++) {
         const ft_segment *segment = &p->args->segments[s];
         for (int i = 0; i < segment->rows; i++)
-            *row++ = (ft_row){.segment = s, .offset = i, .position = segment->start + i};
+            *row++ = (ft_row){.segment = s, .offset = i,
+                              .position = segment->start + (p->spec.grows_cache ? i : 0)};
     }
 }
 
@@ -188,6 +192,10 @@ static void embed_rows(void *arg, int begin, int end, int thread) {
         ft_look_up(p, job->op->matrices, p->args->token_ids[r], out, thread);
         if (job->op->factor != 1.0)
             p->vec->scale(out, (float)job->op->factor, job->op->matrices->cols);
+        if (job->op->kind == FT_OP_EMBED_WITH_HIDDEN) {
+            const int cols = job->op->matrices->cols, given = p->spec.widths[job->op->dst] - cols;
+            memcpy(out + cols, p->args->given + (int64_t)r * given, sizeof(float) * (size_t)given);
+        }
     }
 }
 
@@ -204,7 +212,8 @@ static void scale_rows(void *arg, int begin, int end, int thread) {
 static void run_op(ft_program *p, const ft_op *op) {
     row_job job = {p, op};
     switch (op->kind) {
-    case FT_OP_EMBED: ft_pool_ranges(p->pool, p->rows, 8, embed_rows, &job); break;
+    case FT_OP_EMBED:
+    case FT_OP_EMBED_WITH_HIDDEN: ft_pool_ranges(p->pool, p->rows, 8, embed_rows, &job); break;
     case FT_OP_SCALE: ft_pool_ranges(p->pool, p->rows, 8, scale_rows, &job); break;
     case FT_OP_PROJECT: ft_run_project(p, op); break;
     case FT_OP_PROJECT_ADD: ft_run_project_add(p, op); break;

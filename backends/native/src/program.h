@@ -12,7 +12,7 @@
 
 enum ft_op_kind {
     FT_OP_EMBED, FT_OP_PROJECT, FT_OP_ATTENTION, FT_OP_PROJECT_ADD, FT_OP_GATED_FFN, FT_OP_MOE_FFN,
-    FT_OP_SCALE, FT_OP_HEAD, FT_OP_PER_LAYER_INPUTS, FT_OP_PER_LAYER_ADD
+    FT_OP_SCALE, FT_OP_HEAD, FT_OP_PER_LAYER_INPUTS, FT_OP_PER_LAYER_ADD, FT_OP_EMBED_WITH_HIDDEN
 };
 
 typedef struct ft_norm {
@@ -64,7 +64,8 @@ typedef struct ft_program_spec {
     const ft_rope *ropes;
     int32_t num_ops, num_registers, num_slots, num_ropes;
     int32_t vocab_size, hidden_size;
-    int32_t is_f32_cache, padding;
+    int32_t is_f32_cache;
+    int32_t grows_cache; /* 0: a drafter; its rows all stand at `start`, see what lies before, write nothing */
 } ft_program_spec;
 
 /* Where one chat keeps a slot, in blocks of 128 positions: keys [blocks, G, 8, D, 16], values
@@ -88,6 +89,7 @@ typedef struct ft_forward_args {
     float *logits;         /* [num_wanted, V] */
     int32_t *argmax;       /* [num_wanted] */
     float *hidden;         /* [R, E] of every row, or NULL */
+    const float *given;    /* [R, width - table width] for FT_OP_EMBED_WITH_HIDDEN, or NULL */
     int32_t num_segments, num_wanted;
 } ft_forward_args;
 
