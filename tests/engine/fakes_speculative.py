@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -36,13 +37,18 @@ class FakeClock:
         self.now += ms / 1e3
 
 
+START = 0x1234567
+
+
+def fold(value: int, key: int) -> int:
+    """Stir one more key into a 61-bit number."""
+    value = (value ^ (key + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
+    return value ^ value >> 29
+
+
 def mix(*keys: int) -> int:
     """A well-mixed 61-bit number of the keys."""
-    value = 0x1234567
-    for key in keys:
-        value = (value ^ (key + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
-        value ^= value >> 29
-    return value
+    return reduce(fold, keys, START)
 
 
 _TABLE = np.random.default_rng(7).standard_normal((64, VOCAB)).astype(np.float32)
@@ -56,7 +62,10 @@ def logits_of(last_two: tuple[int, int], everything: int) -> np.ndarray:
 
 def hidden_of(token_ids: Sequence[int]) -> np.ndarray:
     """float32 [F] of a prefix: what a draft head would read; exact numbers, easy to compare."""
-    value = mix(*token_ids)
+    return hidden_from(mix(*token_ids))
+
+
+def hidden_from(value: int) -> np.ndarray:
     return np.array([(value >> (7 * i)) & 127 for i in range(FEATURES)], dtype=np.float32)
 
 
@@ -156,19 +165,21 @@ class LinearTarget(FakeTarget):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._slots: list[int] = []
+        self._prefixes = [START]
+        """Element i: `mix` of the first i slots."""
 
     def _append(self, token_id: int, row: int, num_rows: int) -> None:
-        del self._slots[self.length :]
+        del self._slots[self.length :], self._prefixes[self.length + 1 :]
         self._slots.append(token_id)
+        self._prefixes.append(fold(self._prefixes[-1], token_id))
         self.length += 1
 
     def _row_logits(self) -> np.ndarray:
-        ids = self._slots[: self.length]
-        last_two = (ids[-2] if len(ids) > 1 else 0, ids[-1])
-        return logits_of(last_two, mix(*ids))
+        second = self._slots[self.length - 2] if self.length > 1 else 0
+        return logits_of((second, self._slots[self.length - 1]), self._prefixes[self.length])
 
     def _row_hidden(self) -> np.ndarray:
-        return hidden_of(self._slots[: self.length])
+        return hidden_from(self._prefixes[self.length])
 
     def snapshot_state(self) -> object:
         raise AssertionError("a linear cache needs no snapshot")
