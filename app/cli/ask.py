@@ -23,8 +23,6 @@ def run_ask(args: argparse.Namespace, wiring: Wiring) -> None:
     turn = _turn(args, settings, prompt)
     with HeadlessEngine(lambda on_event: wiring.start_engine(settings, on_event)) as engine:
         info = engine.load(load_command(settings, wiring))
-        if not args.raw and not info.has_chat_template:
-            note(f"{info.name} has no chat template: the prompt is used raw")
         finished = _stream(engine, turn, is_streaming=not (args.json or args.no_stream))
     if args.json:
         say_json(_document(info, finished))

@@ -134,7 +134,8 @@ def _engine(args: argparse.Namespace, wiring: Wiring, events: list[EngineEvent])
     if args.drafter is not None:
         plain = _plain_ids(args, wiring) if not args.drafter.startswith("garbage") else []
         registry.register(FORCED_DRAFTER, drafter_factory(args.drafter, list(args.tokens), plain))
-        forced = replace(command.speculation, algorithm=FORCED_DRAFTER)
+        # A forced pattern is not up to the governor.
+        forced = replace(command.speculation, algorithm=FORCED_DRAFTER, use_governor=False)
         command = replace(command, speculation=forced)
     engine = InferenceEngine(wiring.loader(wiring.settings), events.append, registry=registry)
     engine.apply(command)
