@@ -2,16 +2,20 @@
 
 On the CPU all numbers are float32 and a row has the same bits in any company: products run in
 blocks of one fixed number of rows, and every row attends on its own. On a GPU weights and cache
-are float16 with float32 sums, rows attend together, and nothing is promised about equal bits.
+are float16 with float32 sums, rows attend together, and nothing is promised about equal bits. The
+GPU's ways were tested on the CPU, piece by piece; they have not run on a GPU yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from backends.base import (
@@ -23,10 +27,12 @@ from backends.base import (
     RowOutput,
     Segment,
     WantLogits,
+    check_given,
     check_token_ids,
 )
-from backends.program import Embed, PerLayerInputs, Program, Weight
+from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, Weight
 from backends.torch_backend.batch import Batch, Part, part_of
+from backends.torch_backend.graph import STEP_ROWS, GraphedSteps
 from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, dense_bytes, look_up
 from backends.torch_backend.ops import OPS, Device, Rows, attend_masked, attend_row_by_row
@@ -61,7 +67,18 @@ class TorchBackend:
         """The name shown by `doctor`."""
         return f"torch-{self._device.type}"
 
-    def compile(self, program: Program, *, progress: LoadProgress | None = None) -> TorchExecutable:
+    @property
+    def device(self) -> str:
+        """A person's name for the device."""
+        return device_name(self._device)
+
+    def compile(
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
+    ) -> TorchExecutable:
         """Move the weights to the device.
 
         Raises: UnsupportedWeight, OutOfDeviceMemory.
@@ -90,6 +107,13 @@ class TorchBackend:
             ) from error
 
 
+def device_name(device: torch.device) -> str:
+    """A person's name for the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory free on the device now."""
     if device.type == "cuda":
@@ -110,15 +134,17 @@ class TorchExecutable:
             attend_masked if self._on_gpu else attend_row_by_row,
         )
         has_packed = any(matrix.weight.type != "F32" for matrix in matrices.values())
+        self._graphs: GraphedSteps | None = None
+        if self._on_gpu and GraphedSteps.suits(program, self._device):
+            self._graphs = GraphedSteps(program, self._device)
         self._kv_type = torch.float16 if self._on_gpu and has_packed else torch.float32
 
     @property
     def caps(self) -> BackendCaps:
         """Equal bits are promised on the CPU only."""
+        name = device_name(self._device.device)
         if self._on_gpu:
-            name = torch.cuda.get_device_name(self._device.device)
             return BackendCaps("torch-cuda", name, False, False, _GPU_MAX_ROWS)
-        name = f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
         return BackendCaps("torch-cpu", name, True, True, _CPU_MAX_ROWS)
 
     @property
@@ -145,67 +171,105 @@ class TorchExecutable:
         *,
         want_logits: WantLogits = "all",
         want_hidden: bool = False,
+        hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append and compute. State: each cache grows by its tokens once all rows are done."""
-        batch = self._batch(segments)
-        rows = Rows(batch, {}, wanted_rows(batch.parts, want_logits))
+        num_rows = sum(len(segment.token_ids) for segment in segments)
+        if not 0 < num_rows <= self.caps.max_rows:
+            raise BackendError(f"a forward takes 1 to {self.caps.max_rows} rows, not {num_rows}")
+        check_token_ids(segments, self._program.vocab_size)
+        given = check_given(self._program, segments, hidden)
+        final, logits = self._graphed(segments, want_logits) or self._eager(
+            segments, want_logits, given
+        )
+        output = RowOutput(
+            None if logits is None else logits.cpu().numpy(),
+            final[:num_rows].cpu().numpy() if want_hidden else None,
+        )
+        if self._program.grows_cache:
+            for segment in segments:
+                own_cache(segment).advance(len(segment.token_ids))
+        return output
+
+    def _eager(
+        self, segments: Sequence[Segment], want_logits: WantLogits, given: np.ndarray | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden rows (padding included) and the wanted logits, operation by operation."""
+        batch = self._batch(segments, given)
+        rows = Rows(batch, {}, wanted_rows([len(s.token_ids) for s in segments], want_logits))
         for op in self._program.ops:
             OPS[type(op)](op, rows, self._device)
         assert rows.hidden is not None, "the last operation is the head"
-        output = RowOutput(
-            None if rows.logits is None else rows.logits.cpu().numpy(),
-            rows.hidden[: batch.num_rows].cpu().numpy() if want_hidden else None,
-        )
-        for segment in segments:
-            own_cache(segment).advance(len(segment.token_ids))
-        return output
+        return rows.hidden, rows.logits
 
-    def _batch(self, segments: Sequence[Segment]) -> Batch:
+    def _graphed(
+        self, segments: Sequence[Segment], want_logits: WantLogits
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The same from one captured graph, where there is one for such a forward."""
+        num_rows = len(segments[0].token_ids)
+        if self._graphs is None or len(segments) > 1 or num_rows > STEP_ROWS:
+            return None
+        cache = own_cache(segments[0])
+        cache.ensure_rows(STEP_ROWS)
+        looked_up = self._looked_up(list(segments[0].token_ids), STEP_ROWS - num_rows)
+        rows = self._graphs.step(cache, looked_up)
+        if rows is None:
+            return None
+        assert rows.hidden is not None, "the last operation is the head"
+        assert rows.logits is not None, "a step computes the logits of every row"
+        if want_logits == "none":
+            return rows.hidden, None
+        return rows.hidden, rows.logits[wanted_rows([num_rows], want_logits)]
+
+    def _batch(self, segments: Sequence[Segment], given: np.ndarray | None) -> Batch:
         token_ids = [token_id for segment in segments for token_id in segment.token_ids]
-        if not 0 < len(token_ids) <= self.caps.max_rows:
-            raise BackendError(
-                f"a forward takes 1 to {self.caps.max_rows} rows, not {len(token_ids)}"
-            )
-        check_token_ids(segments, self._program.vocab_size)
+        grows, device = self._program.grows_cache, self._device.device
         parts: list[Part] = []
         for segment in segments:
             cache, count = own_cache(segment), len(segment.token_ids)
-            cache.ensure_rows(count)
+            if grows:
+                cache.ensure_rows(count)
             first_row = parts[-1].rows.stop if parts else 0
-            parts.append(part_of(cache, first_row, count, self._device.device))
+            parts.append(part_of(cache, first_row, count, device, is_appended=grows))
         padding = -len(token_ids) % self._device.row_block
-        positions = torch.cat([torch.arange(p.start, p.start + p.num_rows) for p in parts])
+        positions = torch.tensor([p.position(i) for p in parts for i in range(p.num_rows)])
         return Batch(
             len(token_ids),
-            functional.pad(positions, (0, padding)).to(self._device.device),
+            functional.pad(positions, (0, padding)).to(device),
             self._looked_up(token_ids, padding),
             parts,
+            None if given is None else _padded(torch.tensor(given, device=device), padding),
         )
 
-    def _looked_up(self, token_ids: list[int], padding: int) -> dict[int, torch.Tensor]:
+    def _looked_up(self, token_ids: list[int], padding: int) -> dict[int, Tensor]:
         return {
-            id(op): functional.pad(
-                look_up(op.table, token_ids, self._device.device), (0, 0, 0, padding)
-            )
+            id(op): _padded(look_up(op.table, token_ids, self._device.device), padding)
             for op in self._program.ops
-            if isinstance(op, (Embed, PerLayerInputs))
+            if isinstance(op, (Embed, EmbedWithHidden, PerLayerInputs))
         }
 
     def close(self) -> None:
         """Release the weights."""
+        if self._graphs is not None:
+            self._graphs.clear()
         self._device.matrices.clear()
         self._device.constants.clear()
 
 
-def wanted_rows(parts: Sequence[Part], want_logits: WantLogits) -> list[int] | slice:
-    """Rows of the batch whose logits are wanted, in order."""
+def wanted_rows(row_counts: Sequence[int], want_logits: WantLogits) -> list[int] | slice:
+    """Rows of the batch whose logits are wanted, in order; `row_counts` by segment."""
     match want_logits:
         case "all":
-            return slice(0, parts[-1].rows.stop)
+            return slice(0, sum(row_counts))
         case "last":
-            return [part.rows.stop - 1 for part in parts]
+            return [end - 1 for end in accumulate(row_counts)]
         case "none":
             return []
+
+
+def _padded(rows: Tensor, padding: int) -> Tensor:
+    """Rows of zeros appended. Shapes: [R, width] -> [R + padding, width]."""
+    return functional.pad(rows, (0, 0, 0, padding))
 
 
 def own_cache(segment: Segment) -> TorchCache:

@@ -40,6 +40,12 @@ class Part:
     start: int
     """Position of the first row."""
     slots: list[SlotRows]
+    is_appended: bool = True
+    """False for a drafter's rows: all stand at the cache's length and see what is before it."""
+
+    def position(self, row: int) -> int:
+        """Where a row of the part stands."""
+        return self.start + row * int(self.is_appended)
 
     @property
     def rows(self) -> slice:
@@ -57,19 +63,28 @@ class Batch:
     looked_up: dict[int, Tensor]
     """Table rows float32 [P, width], by id of the operation that asks for them."""
     parts: list[Part]
+    given: Tensor | None = None
+    """Hidden rows float32 [P, given], for a drafter."""
     angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """cos and sin float32 [P, 1, pairs], by id of the Rope; filled when first needed."""
 
 
-def part_of(cache: TorchCache, first_row: int, num_rows: int, device: torch.device) -> Part:
-    """The part that appends rows to a cache which has room for them."""
+def extent_of(slot: SlotBuffer, end: int) -> int:
+    """Keys a masked attention reads for rows up to position `end`, rounded up."""
+    if slot.spec.window is not None:
+        return slot.capacity
+    return min(slot.capacity, -(-end // _EXTENT_STEP) * _EXTENT_STEP)
+
+
+def part_of(
+    cache: TorchCache, first_row: int, num_rows: int, device: torch.device, *, is_appended: bool
+) -> Part:
+    """The part that appends rows to a cache which has room for them, or only looks at it."""
     start = cache.length
-    end = start + num_rows
-    positions = torch.arange(start, end, device=device)
+    end = start + num_rows * int(is_appended)
+    positions = torch.arange(num_rows, device=device) * int(is_appended) + start
     slots = []
     for slot in cache.slots:
-        wanted = -(-(end - slot.base) // _EXTENT_STEP) * _EXTENT_STEP
-        extent = slot.capacity if slot.spec.window is not None else min(slot.capacity, wanted)
         base = torch.tensor(slot.base, device=device)
-        slots.append(SlotRows(slot, positions - base, base, extent))
-    return Part(first_row, num_rows, start, slots)
+        slots.append(SlotRows(slot, positions - base, base, extent_of(slot, end)))
+    return Part(first_row, num_rows, start, slots, is_appended)

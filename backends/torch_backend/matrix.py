@@ -73,6 +73,11 @@ class Matrix:
         return values.reshape(-1, self.weight.shape[-1]).to(self._dtype)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether it is unpacked once and for all."""
+        return self._dense is not None
+
+    @property
     def num_bytes(self) -> int:
         """Memory on the device."""
         held = self._dense if self._dense is not None else self._packed

@@ -20,6 +20,7 @@ from backends.program import (
     Activation,
     Attention,
     Embed,
+    EmbedWithHidden,
     GatedFfn,
     Head,
     MoeFfn,
@@ -59,6 +60,13 @@ class Device:
         held = self.constants.get(id(array))
         if held is None:
             held = self.constants[id(array)] = torch.tensor(array, device=self.device)
+        return held
+
+    def suppressed(self, op: Head) -> Tensor:
+        """The ids a head suppresses, copied to the device once."""
+        held = self.constants.get(id(op))
+        if held is None:
+            held = self.constants[id(op)] = torch.tensor(op.suppressed_ids, device=self.device)
         return held
 
     def product(self, weight: Weight, x: Tensor) -> Tensor:
@@ -119,8 +127,9 @@ def attend_row_by_row(op: Attention, query: Tensor, part: Part, rows: SlotRows) 
     slot, out = rows.slot, torch.empty_like(query)
     heads_per_kv = op.heads // slot.spec.kv_heads
     for i in range(part.num_rows):
-        position = part.start + i
-        seen = slice(slot.first_visible(position) - slot.base, position + 1 - slot.base)
+        position = part.position(i)
+        end = position + int(part.is_appended)
+        seen = slice(slot.first_visible(position) - slot.base, end - slot.base)
         attended = functional.scaled_dot_product_attention(
             query[i].view(1, slot.spec.kv_heads, heads_per_kv, -1),
             slot.keys[None, :, seen],
@@ -138,7 +147,7 @@ def attend_masked(op: Attention, query: Tensor, part: Part, rows: SlotRows) -> T
     key_positions = rows.base + torch.arange(rows.extent, device=query.device)
     row_positions = rows.write_index + rows.base
     behind = row_positions[:, None] - key_positions[None, :]
-    seen = behind >= 0
+    seen = behind >= int(not part.is_appended)
     if slot.spec.window is not None:
         seen &= behind < slot.spec.window
     by_kv = query.view(num_rows, kv_heads, heads_per_kv, dim).permute(1, 2, 0, 3)
@@ -156,6 +165,13 @@ def attend_masked(op: Attention, query: Tensor, part: Part, rows: SlotRows) -> T
 def embed(op: Embed, rows: Rows, device: Device) -> None:
     """Start from the looked-up rows."""
     rows.registers[op.dst] = rows.batch.looked_up[id(op)] * op.scale
+
+
+def embed_with_hidden(op: EmbedWithHidden, rows: Rows, device: Device) -> None:
+    """Start from the looked-up rows with the given ones beside them."""
+    assert rows.batch.given is not None, "checked before the batch was made"
+    embeddings = rows.batch.looked_up[id(op)] * op.scale
+    rows.registers[op.dst] = torch.cat((embeddings, rows.batch.given), dim=1)
 
 
 def project(op: Project, rows: Rows, device: Device) -> None:
@@ -281,8 +297,10 @@ def scale(op: Scale, rows: Rows, device: Device) -> None:
 
 def head(op: Head, rows: Rows, device: Device) -> None:
     """The final norm of every row, and logits of the wanted ones."""
-    rows.hidden = device.norm(op.norm, rows.registers[op.src])
-    wanted = rows.hidden[rows.wanted]
+    final = device.norm(op.norm, rows.registers[op.src])
+    projection = op.hidden_projection
+    rows.hidden = final if projection is None else device.product(projection, final)
+    wanted = final[rows.wanted]
     if len(wanted) == 0:
         return
     padded = functional.pad(wanted, (0, 0, 0, -len(wanted) % device.row_block))
@@ -290,13 +308,14 @@ def head(op: Head, rows: Rows, device: Device) -> None:
     if op.softcap > 0:
         logits = op.softcap * torch.tanh(logits / op.softcap)
     if op.suppressed_ids:
-        logits[:, list(op.suppressed_ids)] = -torch.inf
+        logits = logits.index_fill(1, device.suppressed(op), -torch.inf)
     rows.logits = logits
 
 
 # Any: a table keyed by the operation's type cannot say that key and parameter agree.
 OPS: dict[type, Callable[..., None]] = {
     Embed: embed,
+    EmbedWithHidden: embed_with_hidden,
     Project: project,
     Attention: attention,
     ProjectAdd: project_add,

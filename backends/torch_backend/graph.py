@@ -1,0 +1,147 @@
+"""Small forwards on a GPU as CUDA graphs: a decode step launches one graph, not 500 kernels.
+
+A step always computes the same number of rows over fixed buffers; surplus rows lie behind the
+newest position, where nothing looks and the next forward writes. A graph is good for one chat
+while its buffers and the stretch of keys it reads stay the same. Where capturing fails, forwards
+go on without; the tests run a step without capturing it, on the CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from backends.program import MoeFfn, Program
+from backends.torch_backend.batch import Batch, extent_of, part_of
+from backends.torch_backend.kv_cache import TorchCache
+from backends.torch_backend.ops import OPS, Device, Rows
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
+log = logging.getLogger(__name__)
+
+STEP_ROWS = 16
+"""Rows of a step: a verify of 15 drafts fits; weights are read once, whatever the rows."""
+
+
+class StaticStep:
+    """One forward of `STEP_ROWS` rows whose inputs are refilled in place."""
+
+    def __init__(
+        self, program: Program, device: Device, cache: TorchCache, looked_up: dict[int, Tensor]
+    ) -> None:
+        self._program, self._device = program, device
+        self._part = part_of(cache, 0, STEP_ROWS, device.device, is_appended=True)
+        self._batch = Batch(
+            STEP_ROWS,
+            self._positions(cache),
+            {op: rows.clone() for op, rows in looked_up.items()},
+            [self._part],
+        )
+        self.rows = Rows(self._batch, {}, slice(0, STEP_ROWS))
+
+    def _positions(self, cache: TorchCache) -> Tensor:
+        start = cache.length
+        return torch.arange(start, start + STEP_ROWS, device=self._device.device)
+
+    def fill(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> None:
+        """Take the inputs of the next step. State: the static inputs."""
+        new = part_of(cache, 0, STEP_ROWS, self._device.device, is_appended=True)
+        for mine, theirs in zip(self._part.slots, new.slots, strict=True):
+            mine.write_index.copy_(theirs.write_index)
+            mine.base.copy_(theirs.base)
+        self._batch.positions.copy_(self._positions(cache))
+        for op, rows in looked_up.items():
+            self._batch.looked_up[op].copy_(rows)
+
+    def run(self) -> None:
+        """Run every operation on the static inputs. State: `rows`, the cache behind its length."""
+        self._batch.angles.clear()
+        self.rows = Rows(self._batch, {}, slice(0, STEP_ROWS))
+        for op in self._program.ops:
+            OPS[type(op)](op, self.rows, self._device)
+
+
+class CapturedStep:
+    """A static step recorded once and replayed."""
+
+    def __init__(self, step: StaticStep, pool: _POOL_HANDLE) -> None:
+        self._step = step
+        # One run outside the capture fills constants and library workspaces.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step.run()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            step.run()
+
+    def replay(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> Rows:
+        """Run on new inputs; the rows are valid until the next replay of any graph."""
+        self._step.fill(cache, looked_up)
+        self._graph.replay()
+        return self._step.rows
+
+
+class GraphedSteps:
+    """The captured steps of every chat."""
+
+    def __init__(self, program: Program, device: Device) -> None:
+        self._program, self._device = program, device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._by_cache: WeakKeyDictionary[TorchCache, _Steps] = WeakKeyDictionary()
+        self._is_broken = False
+
+    @staticmethod
+    def suits(program: Program, device: Device) -> bool:
+        """Experts are chosen on the host, unpacking weights copies tables from it, and a drafter's
+        rows do not stand behind one another."""
+        has_experts = any(isinstance(op, MoeFfn) for op in program.ops)
+        is_dense = all(matrix.is_dense for matrix in device.matrices.values())
+        return is_dense and program.grows_cache and not has_experts
+
+    def step(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> Rows | None:
+        """`STEP_ROWS` rows behind the newest of a cache with room, or None: capturing failed.
+
+        State: the cache's buffers behind its length; the length is the caller's to advance.
+        """
+        if self._is_broken:
+            return None
+        steps = self._by_cache.get(cache)
+        if steps is None or steps.generation != cache.generation:
+            steps = self._by_cache[cache] = _Steps(cache.generation)
+        extents = extents_of(cache)
+        if extents not in steps.by_extents:
+            try:
+                static = StaticStep(self._program, self._device, cache, looked_up)
+                steps.by_extents[extents] = CapturedStep(static, self._pool)
+            except RuntimeError:
+                log.warning("CUDA graphs are off: capturing a step failed", exc_info=True)
+                self._is_broken = True
+                return None
+        return steps.by_extents[extents].replay(cache, looked_up)
+
+    def clear(self) -> None:
+        """Forget every graph. State: empty."""
+        self._by_cache.clear()
+
+
+@dataclass(slots=True)
+class _Steps:
+    """One chat's steps, good for one generation of its buffers."""
+
+    generation: int
+    by_extents: dict[tuple[int, ...], CapturedStep] = field(default_factory=dict)
+
+
+def extents_of(cache: TorchCache) -> tuple[int, ...]:
+    """Keys a step reads in every slot: with the buffers, what a graph is bound to."""
+    end = cache.length + STEP_ROWS
+    return tuple(extent_of(slot, end) for slot in cache.slots)
