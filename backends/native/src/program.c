@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "memory.h"
+#include "aligned.h"
 
 int ft_buffer_reserve(ft_buffer *buffer, size_t bytes) {
     if (bytes <= buffer->bytes) return 0;

@@ -65,6 +65,8 @@ extern const ft_rows ft_rows_portable;
 #if defined(FT_X86)
 extern const ft_rows ft_rows_avx2;
 extern const ft_rows ft_rows_avx512;
+#elif defined(FT_ARM64)
+extern const ft_rows ft_rows_neon;
 #endif
 
 #endif

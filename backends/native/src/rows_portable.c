@@ -14,7 +14,9 @@
 const ft_rows *ft_rows_select(const char *kernels_name) {
 #if defined(FT_X86)
     if (strncmp(kernels_name, "avx512", 6) == 0) return &ft_rows_avx512;
-    if (strncmp(kernels_name, "avx2", 4) == 0) return &ft_rows_avx2;
+    if (strncmp(kernels_name, "avx", 3) == 0) return &ft_rows_avx2;
+#elif defined(FT_ARM64)
+    if (strncmp(kernels_name, "neon", 4) == 0) return &ft_rows_neon;
 #endif
     (void)kernels_name;
     return &ft_rows_portable;

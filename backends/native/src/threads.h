@@ -54,7 +54,9 @@ static inline int64_t ft_now_ns(void) {
 #endif
 
 static inline void ft_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(_WIN32)
+    YieldProcessor();
+#elif defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("isb"); /* `yield` is a no-op on most cores; isb waits about as long as pause */

@@ -1,7 +1,7 @@
-/* Sixteen float lanes in AVX-512, AVX2 or plain C, with the same bits in each.
+/* Sixteen float lanes in AVX-512, AVX2, NEON or plain C, with the same bits in each.
  *
  * Every operation is one IEEE operation per lane and sums are folded in one fixed tree, so code
- * written over `v16` gives identical results whatever FT_VEC selects (512, 256 or 0).
+ * written over `v16` gives identical results whatever FT_VEC selects (512, 256, 128 for NEON, or 0).
  */
 #ifndef FT_VEC16_H
 #define FT_VEC16_H
@@ -88,6 +88,43 @@ FT_INLINE v16 v_load_f16(const uint16_t *p) {
 FT_INLINE void v_store_f16(uint16_t *p, v16 a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif FT_VEC == 128
+#include <arm_neon.h>
+typedef struct { float32x4_t q[4]; } v16;
+#define FT_QUARTERS(expr)                          \
+    v16 out;                                       \
+    for (int i = 0; i < 4; i++) out.q[i] = (expr); \
+    return out
+FT_INLINE v16 v_load(const float *p) { FT_QUARTERS(vld1q_f32(p + 4 * i)); }
+FT_INLINE void v_store(float *p, v16 a) {
+    for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]);
+}
+FT_INLINE v16 v_set1(float a) { FT_QUARTERS(vdupq_n_f32(a)); }
+FT_INLINE v16 v_add(v16 a, v16 b) { FT_QUARTERS(vaddq_f32(a.q[i], b.q[i])); }
+FT_INLINE v16 v_sub(v16 a, v16 b) { FT_QUARTERS(vsubq_f32(a.q[i], b.q[i])); }
+FT_INLINE v16 v_mul(v16 a, v16 b) { FT_QUARTERS(vmulq_f32(a.q[i], b.q[i])); }
+FT_INLINE v16 v_div(v16 a, v16 b) { FT_QUARTERS(vdivq_f32(a.q[i], b.q[i])); }
+FT_INLINE v16 v_fma(v16 a, v16 b, v16 c) { FT_QUARTERS(vfmaq_f32(c.q[i], a.q[i], b.q[i])); }
+/* Not vmaxq and vminq: x86 returns the second operand where one is NaN. */
+FT_INLINE v16 v_max(v16 a, v16 b) {
+    FT_QUARTERS(vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]));
+}
+FT_INLINE v16 v_min(v16 a, v16 b) {
+    FT_QUARTERS(vbslq_f32(vcltq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]));
+}
+FT_INLINE v16 v_zero_below(v16 x, v16 limit, v16 y) {
+    FT_QUARTERS(vbslq_f32(vcltq_f32(x.q[i], limit.q[i]), vdupq_n_f32(0.0f), y.q[i]));
+}
+FT_INLINE v16 v_scale_by_power(v16 a, v16 t) {
+    FT_QUARTERS(vreinterpretq_f32_s32(vaddq_s32(
+        vreinterpretq_s32_f32(a.q[i]), vshlq_n_s32(vreinterpretq_s32_f32(t.q[i]), 23))));
+}
+FT_INLINE v16 v_load_f16(const uint16_t *p) {
+    FT_QUARTERS(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
+FT_INLINE void v_store_f16(uint16_t *p, v16 a) {
+    for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.q[i])));
 }
 #else
 typedef struct { float f[16]; } v16;

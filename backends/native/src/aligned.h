@@ -1,6 +1,6 @@
 /* Memory aligned to a cache line (and an AVX-512 load). */
-#ifndef FT_MEMORY_H
-#define FT_MEMORY_H
+#ifndef FT_ALIGNED_H
+#define FT_ALIGNED_H
 
 #include <stdlib.h>
 
