@@ -45,7 +45,7 @@ class EchoEngine:
         return TurnFinished(turn.request_id, turn.chat_id, "stop", "text", (1, 2), stats, 5)
 
 
-def test_a_run_plays_each_mode_in_turns_and_reports_the_ratio() -> None:
+def test_s60_a_run_plays_each_mode_in_turns_and_reports_the_ratio() -> None:
     engine = EchoEngine()
     report = BenchReport("spec", "m")
     run_paired(
