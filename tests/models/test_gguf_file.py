@@ -233,6 +233,19 @@ def test_absurd_sizes_take_no_memory(tmp_path: Path, size: int) -> None:
         assert peak < 1 << 20
 
 
+def test_an_array_longer_than_any_vocabulary_is_refused_though_the_file_could_hold_it(
+    tmp_path: Path,
+) -> None:
+    path = sound().write(tmp_path / "model.gguf")
+    raw = with_array_len((1 << 24) + 1)
+    at = raw.index(b"a.list") + len("a.list") + 4
+    with path.open("wb") as file:
+        file.write(raw[:at] + struct.pack("<I", 0) + raw[at + 4 :])
+        file.truncate(1 << 25)
+    with pytest.raises(BadGguf, match="an array of 16777217 entries"):
+        GgufFile.open(path)
+
+
 @pytest.mark.parametrize("type_id", [4, 156, 255, 2**31])
 def test_an_unknown_tensor_type_names_tensor_and_number(tmp_path: Path, type_id: int) -> None:
     parts = sound()
