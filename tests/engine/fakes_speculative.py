@@ -120,8 +120,8 @@ class FakeTarget:
         if number in self.fail_at:
             raise BackendError(f"injected fault in forward {number}")
         self.calls.append(Forwarded(tuple(token_ids), want_hidden, want_logits))
-        self._logits[:] = np.nan
-        self._hidden[:] = np.nan
+        self._logits[: len(token_ids) + 1] = np.nan
+        self._hidden[: len(token_ids) + 1] = np.nan
         for row, token_id in enumerate(token_ids):
             self._append(token_id, row, len(token_ids))
             if want_logits:
@@ -357,13 +357,26 @@ def prefill(target: FakeTarget, prompt_ids: Sequence[int], chunk: int = 5) -> np
     return row
 
 
+class ColdTwin:
+    """A fresh target that is fed one row at a time, as plain decoding would."""
+
+    def __init__(self, kind: str) -> None:
+        self._target = TARGETS[kind]()
+        self._fed: list[int] = []
+
+    def contents(self, token_ids: Sequence[int]) -> object:
+        """What a cold cache of these tokens holds; they only ever grow."""
+        assert list(token_ids[: len(self._fed)]) == self._fed, "the committed tokens changed"
+        for token_id in token_ids[len(self._fed) :]:
+            self._target.ensure_capacity(self._target.cached_len + 1)
+            self._target.forward_rows([token_id])
+            self._fed.append(token_id)
+        return self._target.contents()
+
+
 def cold_contents(kind: str, token_ids: Sequence[int]) -> object:
     """Contents of a fresh target that was fed one row at a time."""
-    fresh = TARGETS[kind]()
-    for token_id in token_ids:
-        fresh.ensure_capacity(fresh.cached_len + 1)
-        fresh.forward_rows([token_id])
-    return fresh.contents()
+    return ColdTwin(kind).contents(token_ids)
 
 
 class Turn:

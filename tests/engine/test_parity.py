@@ -22,6 +22,7 @@ from tests.engine.fakes_drafters import FakeHead, ScriptedSpeculator
 from tests.engine.fakes_speculative import (
     TARGETS,
     VOCAB,
+    ColdTwin,
     FakeClock,
     FakeTarget,
     Turn,
@@ -162,6 +163,16 @@ def run_turn(
     return turn.emitted
 
 
+def stays_cold(kind: str, target: FakeTarget) -> Callable[[list[int]], None]:
+    """A check for `after_step`: the cache equals one that was fed row by row."""
+    twin = ColdTwin(kind)
+
+    def check(cached: list[int]) -> None:
+        assert target.contents() == twin.contents(cached)
+
+    return check
+
+
 def prefill_for(execution: SpeculativeExecution, target: FakeTarget) -> np.ndarray:
     """The prompt through the context or plainly and seeded, as the drafter needs it."""
     if execution.prefills_through_context:
@@ -227,9 +238,7 @@ def test_cache_equals_a_cold_one_after_every_step_of_a_mixed_schedule(kind: str,
     )
     first_row = prefill_for(execution, target)
 
-    def check(cached: list[int]) -> None:
-        assert target.contents() == cold_contents(kind, cached)
-
+    check = stays_cold(kind, target)
     turn = Turn(PROMPT, params, max_tokens=120)
     assert run_turn(execution, target, turn, first_row, check) == expected
 
@@ -256,9 +265,7 @@ def test_s18_ring_is_exact_before_and_after_it_wrapped(
         first_row = prefill(target, [1])
         execution.seed_committed([1])
 
-        def check(cached: list[int], target: FakeTarget = target, kind: str = kind) -> None:
-            assert target.contents() == cold_contents(kind, cached)
-
+        check = stays_cold(kind, target)
         assert run_turn(execution, target, turn, first_row, check) == expected
 
 
@@ -277,9 +284,7 @@ def test_s17_recurrent_state_is_exact_at_every_row_count(kind: str, num_rows: in
         turn = Turn(PROMPT, max_tokens=30)
         first_row = prefill_for(execution, target)
 
-        def check(cached: list[int], target: FakeTarget = target) -> None:
-            assert target.contents() == cold_contents(kind, cached)
-
+        check = stays_cold(kind, target)
         assert run_turn(execution, target, turn, first_row, check) == expected
 
 
