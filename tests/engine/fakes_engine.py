@@ -332,7 +332,8 @@ class EngineRig:
         self.events: list[EngineEvent] = []
         self.model = model or fake_model(executable or FakeExecutable())
         self.executable = cast("FakeExecutable", self.model.executable)
-        self.executable.on_forward = self._pass_time
+        if isinstance(self.model.executable, FakeExecutable):
+            self.executable.on_forward = self._pass_time
         self.engine = InferenceEngine(
             FakeLoader(self.model),
             self.events.append,

@@ -27,14 +27,12 @@ from engine.events import (
     SpeculationChanged,
     TextDelta,
     TurnFailed,
-    TurnStarted,
 )
 from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits
 from tests.engine.fakes_engine import (
-    BOS,
     EOS,
     GREEDY,
     PLAIN,
@@ -233,177 +231,6 @@ def test_times_run_from_the_submit_and_from_the_first_token() -> None:
     assert stats.decode_ms == pytest.approx(40.0 + 10.0)
     assert stats.phase_ms["plain"] == pytest.approx(40.0)
     assert stats.decode_tok_s == pytest.approx(4 / 0.05)
-
-
-# -- several chats
-
-
-@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("cache", CACHES)
-def test_chats_in_company_get_the_streams_they_get_alone(
-    cache: type[LinearCache], sampling: SamplingParams, options: SpeculationOptions
-) -> None:
-    prompts = {"a": PROMPT, "b": tuple(b"quite another text " * 9), "c": (1, 2, 3)}
-    rig = _rig(cache, options)
-    turns = {}
-    for chat, prompt in prompts.items():
-        turns[chat] = rig.submit(prompt, chat, sampling=sampling, max_tokens=40)
-        rig.run(4)
-    rig.run()
-    for chat, prompt in prompts.items():
-        alone = _rig(cache, options).ask(prompt, sampling=sampling, max_tokens=40)
-        end = rig.finished(turns[chat])
-        assert end.token_ids == alone.token_ids
-        rig.check_holder(prompt, end)
-
-
-def test_s48_running_chats_share_one_forward_per_step() -> None:
-    rig = _rig()
-    for chat in ("a", "b", "c"):
-        rig.submit((1, 2, 3), chat, max_tokens=20)
-    rig.run()
-    assert (1, 1, 1) in rig.executable.shapes
-
-
-def test_s48_a_newcomers_prefill_interleaves_with_decoding() -> None:
-    rig = _rig()
-    rig.submit((1, 2, 3), "a", max_tokens=50)
-    rig.run(3)
-    rig.executable.shapes.clear()
-    rig.submit(tuple(range(200)), "b")
-    rig.run(4)
-    assert rig.executable.shapes == [(64,), (1,), (64,), (1,), (64,), (1,), (8,), (1,)]
-
-
-def test_s46_nobody_drafts_beside_another_chat() -> None:
-    rig = _rig(options=DRAFTING)
-    rig.submit(PROMPT, "a", max_tokens=30)
-    rig.submit(PROMPT[::-1], "b", max_tokens=30)
-    rig.run(8)
-    assert len(of_type(rig.events, TurnStarted)) == 2
-    assert {rows for shape in rig.executable.shapes for rows in shape} == {64, 38, 1}
-
-
-def test_s47_a_drafter_outlives_company_without_being_indexed_again() -> None:
-    rig = _rig(options=DRAFTING, period=26)
-    long_turn = rig.submit(PROMPT, "a", max_tokens=120)
-    rig.run(6)
-    (request,) = rig.engine._session._scheduler.requests  # type: ignore[union-attr]
-    armed = request.execution
-    assert armed is not None
-    rig.submit((1, 2, 3), "b", max_tokens=4)
-    rig.run(3)
-    assert len(request.interlude_ids) == 3
-    rig.run(4)
-    assert request.execution is armed
-    rig.run()
-    end = rig.finished(long_turn)
-    assert end.token_ids == _rig(period=26).ask(PROMPT, max_tokens=120).token_ids
-    assert end.stats.verify_steps > 3
-
-
-def test_one_chat_answers_one_turn_at_a_time() -> None:
-    rig = _rig()
-    first, second = rig.submit(PROMPT), rig.submit((*PROMPT, 7))
-    rig.run()
-    order = [e.request_id for e in rig.events if isinstance(e, TurnStarted)]
-    assert order == [first, second]
-    assert rig.finished(second).stats.reused_tokens >= len(PROMPT) - 1
-
-
-def test_more_turns_than_may_run_wait_their_turn() -> None:
-    rig = _rig(options=PLAIN)
-    rig = EngineRig(FakeExecutable(), options=EngineOptions(max_running=2))
-    ids = [rig.submit((n, n), f"chat-{n}", max_tokens=5) for n in range(5)]
-    rig.run(2)
-    assert len(of_type(rig.events, TurnStarted)) == 2
-    rig.run()
-    assert all(len(rig.finished(i).token_ids) == 5 for i in ids)
-
-
-def test_a_turn_waits_for_memory_while_others_run_and_then_gets_it() -> None:
-    rig = EngineRig(options=EngineOptions(holder_budget_bytes=8 * 250), context_len=250)
-    first = rig.submit(tuple(b"a" * 100), "a", max_tokens=100)
-    second = rig.submit(tuple(b"b" * 100), "b", max_tokens=100)
-    rig.run(20)
-    assert [e.request_id for e in of_type(rig.events, TurnStarted)] == [first]
-    rig.run()
-    assert len(rig.finished(second).token_ids) == 100
-
-
-# -- prompts
-
-
-def test_oldest_turns_are_dropped_and_system_and_newest_message_stay() -> None:
-    history = [("system", "S" * 10)]
-    for n in range(10):
-        history += [("user", f"question {n} " * 2), ("assistant", f"answer {n} " * 2)]
-    history.append(("user", "the newest question"))
-    rig = _rig(context_len=200)
-    rig.ask(history, max_tokens=10)
-    started = of_type(rig.events, TurnStarted)[-1]
-    assert started.dropped_messages > 0
-    assert started.dropped_messages % 2 == 0
-    holder = rig.engine.holder("chat")
-    assert holder is not None
-    text = bytes(i for i in holder.token_ids if i < 256)
-    assert text.startswith(b"S" * 10 + b"question")
-    assert b"the newest question" in text
-    assert b"question 0" not in text
-
-
-def test_what_was_dropped_stays_dropped_so_that_the_cache_is_reused() -> None:
-    """Dropping just enough each turn would forward the whole context with every message."""
-    rig = _rig(context_len=400)
-    history = []
-    reused = 0
-    for n in range(40):
-        history.append(("user", f"question number {n}"))
-        end = rig.ask(history, max_tokens=6)
-        history.append(("assistant", end.text))
-        reused += end.stats.reused_tokens > 100
-    assert of_type(rig.events, TurnStarted)[-1].dropped_messages > 20
-    assert reused > 20
-
-
-def test_the_fail_policy_drops_nothing() -> None:
-    rig = _rig(context_len=100)
-    history = [("user", "x" * 60), ("assistant", "y" * 60), ("user", "z")]
-    request_id = rig.submit(history, context_policy="fail")
-    error = rig.failed(request_id).error
-    assert error.kind == "does_not_fit"
-    assert "100" in error.message
-
-
-def test_a_newest_message_that_does_not_fit_alone_fails() -> None:
-    rig = _rig(context_len=50)
-    request_id = rig.submit([("user", "a"), ("assistant", "b"), ("user", "z" * 80)])
-    assert rig.failed(request_id).error.kind == "does_not_fit"
-
-
-@pytest.mark.parametrize(("prompt", "word"), [((), "empty"), ((5, 999), "999"), ((-1,), "-1")])
-def test_impossible_prompts_fail_with_one_clear_line(prompt: tuple[int, ...], word: str) -> None:
-    rig = _rig()
-    error = rig.failed(rig.submit(prompt)).error
-    assert word in error.message
-    assert "\n" not in error.message
-
-
-def test_a_raw_prompt_begins_with_one_bos() -> None:
-    rig = _rig()
-    rig.ask("hi", max_tokens=1)
-    assert rig.engine.holder("chat").token_ids == [BOS, *b"hi"]  # type: ignore[union-attr]
-
-
-def test_a_base_model_continues_raw_text_and_says_so_once() -> None:
-    rig = EngineRig(model=fake_model(template=None))
-    for _ in range(2):
-        rig.ask([("user", "one"), ("assistant", "two"), ("user", "three")], max_tokens=2)
-    notices = [e.text for e in of_type(rig.events, Notice)]
-    assert len(notices) == 1
-    assert "no chat template" in notices[0]
-    assert bytes(rig.engine.holder("chat").token_ids[1:]).startswith(b"one\n\ntwo\n\nthree")  # type: ignore[union-attr]
 
 
 def test_an_end_token_ends_the_answer_and_is_not_shown() -> None:
