@@ -22,6 +22,7 @@ from app.errors import describe, describe_info
 from app.screens.chat import ChatScreen
 from app.services import EngineHandle, Services
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
+from app.themes import THEMES
 from app.widgets.status_bar import Phase, Status
 from engine.commands import LoadModel, UpdateSpeculation
 from engine.events import (
@@ -73,6 +74,8 @@ class ForetellApp(App[None]):
 
     def __init__(self, services: Services) -> None:
         super().__init__()
+        for theme in THEMES:
+            self.register_theme(theme)
         self.services = services
         self.settings: Settings = services.settings
         self.model = ModelState()

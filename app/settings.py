@@ -61,8 +61,8 @@ class Settings:
     """Most tokens a chat may hold; None takes the model's own, bounded by memory."""
     system_prompt: str = "You are a helpful assistant. Answer briefly and correctly."
     """First message of new chats; empty leaves it to the model's template."""
-    theme: str = "textual-dark"
-    """Name of a Textual theme."""
+    theme: str = "foretell-dark"
+    """foretell-dark, foretell-light, or the name of a Textual theme."""
     backend: str = "auto"
     """Where models run: auto, native, torch, cuda, mlx."""
     threads: int = 0

@@ -36,6 +36,19 @@ DRAFT_SAVE_S = 1.0
 FLUSH_S = 1.0
 """How often running answers are written, so that a crash costs at most this much of them."""
 
+RUNNING_HINTS = ("Esc stop", "F1 keys", "Ctrl+T speculation", "Ctrl+N new chat", "F2 settings")
+IDLE_HINTS = (
+    "Enter send",
+    "F1 keys",
+    "Ctrl+J new line",
+    "Ctrl+R answer anew",
+    "Ctrl+N new chat",
+    "F2 settings",
+    "F3 models",
+    "F4 bench",
+)
+"""The most useful first: what does not fit is left out."""
+
 
 class ChatScreen(Screen[None]):
     """The screen the program opens with."""
@@ -108,6 +121,7 @@ class ChatScreen(Screen[None]):
         """Leave out what does not fit."""
         self.set_class(event.size.width < NARROW_CELLS, "narrow")
         self.set_class(event.size.height < SHORT_ROWS, "short")
+        self.show_status()
 
     def _unfinished_chat(self) -> str | None:
         latest = self.conversations.store.latest()
@@ -174,11 +188,14 @@ class ChatScreen(Screen[None]):
             self.query_one("#hints", Static).update(hints)
 
     def _hints(self) -> str:
-        if self.conversations.turn_of(self.chat_id):
-            return "Esc stop · Ctrl+T speculation · Ctrl+N new chat · F1 keys"
-        return (
-            "Enter send · Ctrl+J new line · Ctrl+R answer anew · Ctrl+N new · F2 settings · F1 keys"
-        )
+        is_running = self.conversations.turn_of(self.chat_id) is not None
+        line = ""
+        for hint in RUNNING_HINTS if is_running else IDLE_HINTS:
+            longer = f"{line} · {hint}" if line else hint
+            if len(longer) > self.size.width - 2:
+                break
+            line = longer
+        return line
 
     async def show_turn(self, turn: Turn) -> None:
         """A turn moved on: stream its text, or finish it, when its chat is open."""

@@ -10,37 +10,39 @@ from textual.widgets import Static
 
 HELP = """\
 Writing
-  Enter            send
-  Ctrl+J           new line (Shift+Enter too, where the terminal tells it from Enter)
-  Up               in an empty field: your last message again
-  Backspace        in an empty field: drop an attached paste
-  Esc              stop the answer; what has come is kept
+  Enter          send
+  Ctrl+J         new line (Shift+Enter too, where the terminal reports it)
+  Up             in an empty field: your last message again
+  Backspace      in an empty field: drop an attached paste
+  Esc            stop the answer; what has come is kept
 
 Answers
-  Ctrl+R           answer anew; the old answer is kept
-  Ctrl+O           copy the newest answer
-  Ctrl+T           speculation on or off, from the next step of the running answer
-  PgUp PgDn        scroll
-  Ctrl+Up Down     walk through the messages; on a message:
-                   C copy · Y copy code · E edit and ask again · R answer anew
-                   ← → other versions · T unfold the thinking
+  Ctrl+R         answer anew; the old answer is kept
+  Ctrl+O         copy the newest answer
+  Ctrl+T         speculation on or off, from the next step on
+  PgUp PgDn      scroll
+  Ctrl+Up Down   walk through the messages. On a message:
+                 C copy     Y copy code     E edit and ask again
+                 R anew     T thinking      ← → other versions
 
 Chats and pages
-  Ctrl+N           new chat
-  Ctrl+F           search in every chat
-  Ctrl+B or F6     list of chats (Tab reaches it; R renames, D deletes after a question)
-  F2               settings
-  F3               models
-  Ctrl+P           every command by name
-  Ctrl+Q           quit; a running answer is kept as far as it came
+  Ctrl+N         new chat
+  Ctrl+F         search in every chat
+  Ctrl+B, F6     list of chats; R renames, D deletes after a question
+  F2 F3 F4       settings, models, bench
+  Ctrl+P         every command by name
+  Ctrl+Q         quit; a running answer is kept as far as it came
 
 The status line
-  1.2k/8.2k        tokens in this chat, of the most it can hold
-  tok/s            tokens per second after the first one
-  drafts 20/35     of 35 tokens guessed ahead, 20 were what the model would have written
-  spec probing     trying whether guessing pays · holding: it does · parked: it does not now
+  1.2k/8.2k      tokens in this chat, of the most it can hold
+  tok/s          tokens per second after the first one
+  drafts 20/35   of 35 tokens guessed ahead, 20 were what the model
+                 would have written anyway
+  spec           probing: trying whether guessing pays
+                 holding: it does.  parked: not at the moment
 
-Selecting with the mouse copies with Ctrl+C. Most terminals select their own way with Shift held.
+Text selected with the mouse is copied with Ctrl+C. Hold Shift to
+select the terminal's own way.
 """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from rich.cells import cell_len, set_cell_size
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from app.app import ForetellApp
 
 
+LineParts = tuple[tuple[str, str], str, int, tuple[str, str]]
+"""Mark with its style, name, bytes, tail with its style."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLine:
     """One line of the list: an installed model, a catalog entry, or a drafter beside its model."""
@@ -33,6 +38,13 @@ class ModelLine:
     installed: InstalledModel | None = None
     entry: CatalogModel | None = None
     drafter: DrafterChoice | None = None
+
+    @property
+    def name(self) -> str:
+        """What the line is about."""
+        owner = self.drafter or self.installed or self.entry
+        assert owner is not None, "a line is about something"
+        return owner.name
 
     @property
     def download_name(self) -> str | None:
@@ -67,31 +79,41 @@ def _drafter_lines(
     return [ModelLine(f"{key}|{d.name}", installed, entry, d) for d in drafters]
 
 
-def describe_line(line: ModelLine, loaded: str, download: Download | None) -> Content:
-    """A line of the list: mark, name, size, and how it stands."""
-    if line.drafter is not None:
-        return _describe_drafter(line.drafter, download)
+def describe_line(
+    line: ModelLine, loaded: str, download: Download | None, name_cells: int = 0
+) -> Content:
+    """A line of the list: mark, name, size, and how it stands; names padded to `name_cells`."""
+    parts = _describe_drafter(line, download) or _describe_model(line, loaded, download)
+    mark, name, size, tail = parts
+    padded = set_cell_size(name, max(cell_len(name), name_cells - cell_len(mark[0])))
+    return Content.assemble(mark, (padded, "bold"), f"  {format_bytes(size):>7}  ", tail)
+
+
+def _describe_model(line: ModelLine, loaded: str, download: Download | None) -> LineParts:
     if line.installed is not None:
         model = line.installed
         mark = ("● ", "$text-success") if model.name == loaded else ("  ", "")
         tail = " · ".join(part for part in (model.details, model.origin) if part)
-        return _join(mark, model.name, model.size_bytes, (tail, "$text-muted"))
+        return (mark, model.name, model.size_bytes, (tail, "$text-muted"))
     entry = line.entry
     assert entry is not None, "a line is an installed model or a catalog entry"
     if download is not None and (download.is_running or download.error):
         tail = format_progress(download.progress) if download.is_running else download.error
         style = "$text-accent" if download.is_running else "$text-error"
-        return _join(("↓ ", "$text-accent"), entry.name, entry.size_bytes, (tail, style))
+        return (("↓ ", "$text-accent"), entry.name, entry.size_bytes, (tail, style))
     if entry.refusal is not None:
         tail, style = f"does not fit: {entry.refusal}", "$text-warning"
     elif entry.part_bytes:
         tail, style = f"unfinished, {format_bytes(entry.part_bytes)} kept", "$text-warning"
     else:
         tail, style = entry.licence, "$text-muted"
-    return _join(("  ", ""), entry.name, entry.size_bytes, (tail, style))
+    return (("  ", ""), entry.name, entry.size_bytes, (tail, style))
 
 
-def _describe_drafter(drafter: DrafterChoice, download: Download | None) -> Content:
+def _describe_drafter(line: ModelLine, download: Download | None) -> LineParts | None:
+    drafter = line.drafter
+    if drafter is None:
+        return None
     if drafter.refusal is not None:
         tail, style = f"refused: {drafter.refusal}", "$text-warning"
     elif download is not None and download.is_running:
@@ -100,11 +122,7 @@ def _describe_drafter(drafter: DrafterChoice, download: Download | None) -> Cont
         tail, style = "drafter, installed: Enter uses it", "$text-success"
     else:
         tail, style = "drafter", "$text-muted"
-    return _join(("    ↳ ", "$text-muted"), drafter.name, drafter.size_bytes, (tail, style))
-
-
-def _join(mark: tuple[str, str], name: str, size: int, tail: tuple[str, str]) -> Content:
-    return Content.assemble(mark, (name, "bold"), f"  {format_bytes(size)}  ", tail)
+    return (("    ↳ ", "$text-muted"), drafter.name, drafter.size_bytes, (tail, style))
 
 
 class ModelsScreen(Screen[None]):
@@ -166,7 +184,9 @@ class ModelsScreen(Screen[None]):
     def _describe(self, line: ModelLine) -> Content:
         name = line.download_name
         download = self.foretell.downloads.states.get(name) if name else None
-        return describe_line(line, self.foretell.model.name, download)
+        widest = max(cell_len(shown.name) + (6 if shown.drafter else 2) for shown in self._lines)
+        cells = min(widest, self.size.width // 2)
+        return describe_line(line, self.foretell.model.name, download, cells)
 
     def _on_download(self, download: Download) -> None:
         if not download.is_running:

@@ -45,24 +45,22 @@ SECTIONS = (
         (
             Field("speculation.is_enabled", "Draft ahead", "Never changes a word", "switch"),
             Field("speculation.algorithm", "Algorithm", "auto takes the best there is", "choice"),
-            Field(
-                "speculation.window", "Window", "Most drafts per step, 1 to 64; empty: automatic"
-            ),
+            Field("speculation.window", "Window", "Drafts per step, 1 to 64; empty: auto"),
             Field(
                 "speculation.min_draft_prob",
                 "Gate",
-                "Draft only above this confidence, 0 to 1; empty: automatic",
+                "Least confidence, 0 to 1; empty: auto",
             ),
             Field(
                 "speculation.use_governor",
                 "Governor",
-                "Pauses drafting while it does not pay",
+                "Rests while drafting does not pay",
                 "switch",
             ),
             Field(
                 "speculation.drafter_path",
                 "Drafter file",
-                "A .gguf that drafts for the model; empty: its own (loads again)",
+                "Another .gguf; empty: the model's own",
             ),
         ),
     ),
@@ -71,13 +69,13 @@ SECTIONS = (
         (
             Field("sampling.temperature", "Temperature", "0 always takes the likeliest token"),
             Field("sampling.top_k", "Top-k", "Keep the k likeliest; 0 keeps all"),
-            Field("sampling.top_p", "Top-p", "Keep the likeliest up to this share; 1 keeps all"),
-            Field("sampling.min_p", "Min-p", "Drop below this share of the likeliest; 0: none"),
+            Field("sampling.top_p", "Top-p", "Share of the likeliest; 1 keeps all"),
+            Field("sampling.min_p", "Min-p", "Least share of the likeliest; 0: any"),
             Field("sampling.repeat_penalty", "Repeat penalty", "1 is none"),
             Field("sampling.presence_penalty", "Presence penalty", "0 is none"),
             Field("sampling.frequency_penalty", "Frequency penalty", "0 is none"),
             Field("sampling.penalty_window", "Penalty window", "Last tokens looked at; 0: all"),
-            Field("sampling.seed", "Seed", "The same seed and question: the same answer"),
+            Field("sampling.seed", "Seed", "Same seed, same question: same answer"),
         ),
     ),
     Section(
@@ -87,7 +85,7 @@ SECTIONS = (
             Field(
                 "context_len",
                 "Context size",
-                "Tokens a chat may hold; empty: the model's own (loads again)",
+                "Tokens a chat may hold; empty: auto",
             ),
             Field("theme", "Theme", "Colours", "choice"),
         ),

@@ -58,8 +58,10 @@ def _describe_first_run(app: ForetellApp) -> str:
         lines.append(f"The download failed: {download.error}")
     lines += [
         "",
-        f"Enter   downloads SmolLM2-135M-Instruct ({format_bytes(DEFAULT_MODEL_BYTES)}, Apache-2.0)",
-        f"        to {app.services.models.folder}",
-        "F3      shows every model, and what fits this machine",
+        "Enter downloads SmolLM2-135M-Instruct",
+        f"      {format_bytes(DEFAULT_MODEL_BYTES)}, licence Apache-2.0, to",
+        f"      {app.services.models.folder}",
+        "",
+        "F3    shows every model, and what fits here",
     ]
     return "\n".join(lines)

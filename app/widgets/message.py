@@ -73,7 +73,8 @@ class ThinkingView(Vertical):
         num_words = len(split.thinking.split())
         mark = "▾" if self.is_open else "▸"
         word = "Thinking…" if split.is_thinking else "Thought"
-        self.query_one(".thinking-fold", Static).update(f"{mark} {word} ({num_words:,} words)")
+        unit = "word" if num_words == 1 else "words"
+        self.query_one(".thinking-fold", Static).update(f"{mark} {word} ({num_words:,} {unit})")
         text = self.query_one(".thinking-text", Static)
         text.display = self.is_open
         if self.is_open:
@@ -140,7 +141,10 @@ class MessageView(Vertical, can_focus=True):
 
     async def stream(self, text: str, stats: TurnStats) -> None:
         """Show the answer so far, at once or a little later when drawing takes long."""
+        was_streaming = self.shown.state == "streaming"
         self.shown = replace(self.shown, text=text, state="streaming", stats=stats)
+        if self._is_ready and not was_streaming:
+            self._show_meta()
         if self._draw_timer is None and not self._is_resting:
             await self.draw()
 
@@ -234,5 +238,5 @@ def _describe_stats(stats: TurnStats) -> list[str]:
     if stats.decode_tok_s:
         parts.append(f"{stats.decode_tok_s:.1f} tok/s")
     if stats.draft_n:
-        parts.append(f"accepted {stats.draft_n_accepted:,} of {stats.draft_n:,} drafts")
+        parts.append(f"drafts {stats.draft_n_accepted:,}/{stats.draft_n:,}")
     return parts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -115,6 +114,27 @@ class Stage:
         return self.app.chat_screen.chat_id
 
 
+def make_app(
+    folder: Path,
+    *,
+    engine: FakeEngine,
+    settings: Settings | None = None,
+    library: FakeLibrary | None = None,
+    chat_id: str | None = None,
+    saved: list[Settings] | None = None,
+) -> ForetellApp:
+    """The app; its database lies in `folder`, so that it can be opened again."""
+    services = Services(
+        settings=settings or Settings(system_prompt=""),
+        save_settings=(saved if saved is not None else []).append,
+        open_chats=lambda: ChatStore(Database(folder / "chats.db")),
+        models=library or FakeLibrary(models=[SMOL]),
+        start_engine=engine.start,
+        chat_id=chat_id,
+    )
+    return ForetellApp(services)
+
+
 @asynccontextmanager
 async def open_stage(
     folder: Path,
@@ -125,29 +145,16 @@ async def open_stage(
     library: FakeLibrary | None = None,
     chat_id: str | None = None,
 ) -> AsyncIterator[Stage]:
-    """Run the app; the database lies in `folder`, so that it can be opened again."""
+    """Run the app on a stage of its own."""
     engine = engine or FakeEngine()
     library = library or FakeLibrary(models=[SMOL])
     saved: list[Settings] = []
-    stores: list[ChatStore] = []
-
-    def open_chats() -> ChatStore:
-        stores.append(ChatStore(Database(folder / "chats.db")))
-        return stores[-1]
-
-    services = Services(
-        settings=settings or Settings(system_prompt=""),
-        save_settings=saved.append,
-        open_chats=open_chats,
-        models=library,
-        start_engine=engine.start,
-        chat_id=chat_id,
+    app = make_app(
+        folder, engine=engine, settings=settings, library=library, chat_id=chat_id, saved=saved
     )
-    app = ForetellApp(services)
     async with app.run_test(size=size) as pilot:
-        app.chat_screen.prompt.area.cursor_blink = False
-        stage = Stage(app, pilot, engine, library, stores[0], saved)
+        store = app.conversations.store
+        stage = Stage(app, pilot, engine, library, store, saved)
         await stage.settle()
         yield stage
-    stores[0]._db.close()
-    await asyncio.sleep(0)
+    store._db.close()

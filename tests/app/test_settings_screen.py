@@ -98,7 +98,7 @@ async def test_a_wrong_value_is_refused_with_the_reason(
         await stage.pilot.press("escape", "escape")
         await stage.settle()
         assert not isinstance(stage.app.screen, SettingsScreen)
-        assert stage.app.settings == Settings()
+        assert stage.app.settings == stage.app.services.settings
 
 
 async def test_an_empty_field_means_automatic(tmp_path: Path) -> None:
