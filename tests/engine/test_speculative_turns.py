@@ -230,3 +230,78 @@ def test_s28_a_kept_drafter_serves_the_next_turn_of_its_chat_and_dies_with_its_c
     rig.engine.apply(UpdateSpeculation(FORCED))
     rig.ask((9, 9, 9))
     assert len(made) == 3
+
+
+class _ReadsHidden:
+    """Chains from hidden rows and cannot draft after a token whose row it missed."""
+
+    traits = SpeculatorTraits(
+        name="reads", max_drafts=3, default_min_draft_prob=0.0, needs_hidden=True
+    )
+
+    def __init__(self) -> None:
+        self.rows: list[float] = []
+        """One number of the hidden row of each committed position."""
+
+    def propose(self, context: DraftContext) -> Proposal:
+        assert len(self.rows) == context.pos, "a row was missed"
+        return Proposal([97, 98, 99])
+
+    def commit(self, token_ids: Sequence[int], hidden: np.ndarray | None, start_pos: int) -> None:
+        assert hidden is not None, "a token came without its hidden row"
+        assert start_pos <= len(self.rows), "a gap"
+        del self.rows[start_pos:]
+        self.rows.extend(float(row[0]) for row in hidden)
+
+    def reset(self) -> None:
+        self.rows.clear()
+
+
+def _reading_rig() -> tuple[EngineRig, list[_ReadsHidden]]:
+    made: list[_ReadsHidden] = []
+
+    def make(request: SpeculatorRequest) -> Speculator:
+        made.append(_ReadsHidden())
+        return made[-1]
+
+    registry = default_registry()
+    registry.register("forced", make)
+    return EngineRig(speculation=FORCED, registry=registry), made
+
+
+def test_s29_a_head_that_needs_the_prompts_hidden_rows_prefills_through_its_context() -> None:
+    rig, made = _reading_rig()
+    prompt = PROMPT * 3
+    end = rig.ask(prompt, max_tokens=30)
+    assert end.token_ids == _plain(LinearCache, prompt, max_tokens=30).token_ids
+    assert end.stats.verify_steps > 0
+    (speculator,) = made
+    expected = LinearCache()
+    rows = []
+    for token_id in (*prompt, *end.token_ids[:-1]):
+        expected.append(token_id)
+        rows.append(float(expected.state() % 97))
+    assert speculator.rows == rows
+
+
+def test_s25_such_a_head_goes_on_with_the_next_turn_of_its_chat() -> None:
+    rig, made = _reading_rig()
+    first = rig.ask(PROMPT, max_tokens=20)
+    second = rig.ask((*PROMPT, *first.token_ids, 1, 2), max_tokens=20)
+    assert second.stats.reused_tokens == len(PROMPT) + 19
+    assert second.stats.verify_steps > 0
+    assert len(made) == 1
+
+
+def test_s47_such_a_head_is_given_up_when_others_run_beside_its_chat() -> None:
+    rig, made = _reading_rig()
+    request_id = rig.submit(PROMPT, "a", max_tokens=60)
+    rig.run(6)
+    other = rig.submit((1, 2, 3), "b", max_tokens=5)
+    rig.run()
+    end = rig.finished(request_id)
+    assert end.token_ids == _plain(LinearCache, PROMPT, max_tokens=60).token_ids
+    assert end.stats.verify_steps > 0
+    assert end.stats.plain_steps > 20
+    assert rig.finished(other).stats.verify_steps == 0
+    assert len(made) == 1
