@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,9 @@ LoadProgress = Callable[[float], None]
 class BackendError(Exception):
     """A backend could not do what was asked; `hint` says what a person can do."""
 
+    kind: ClassVar[Literal["failure", "bad_model", "does_not_fit"]] = "failure"
+    """Decides the exit code, as the kinds of the engine's errors do."""
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -34,9 +37,13 @@ class BackendUnavailable(BackendError):
 class UnsupportedWeight(BackendError):
     """A weight has a type or shape this backend has no kernel for; names tensor and type."""
 
+    kind = "bad_model"
+
 
 class OutOfDeviceMemory(BackendError):
     """Weights or cache do not fit; the message carries both numbers in bytes."""
+
+    kind = "does_not_fit"
 
 
 @dataclass(frozen=True, slots=True)

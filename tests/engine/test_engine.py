@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import OutOfDeviceMemory
+from backends.base import BackendError, OutOfDeviceMemory, UnsupportedWeight
 from engine.commands import (
     CancelTurn,
     ForgetChat,
@@ -276,6 +276,9 @@ def test_the_context_is_bounded_by_the_model_and_by_memory() -> None:
         (FileNotFoundError(2, "no such file", "x.gguf"), "missing"),
         (OSError("the disk is gone"), "failure"),
         (MemoryError(), "does_not_fit"),
+        (OutOfDeviceMemory("weights of 5 bytes into 3"), "does_not_fit"),
+        (UnsupportedWeight("a is IQ9"), "bad_model"),
+        (BackendError("no device"), "failure"),
     ],
 )
 def test_a_load_that_fails_is_an_event_and_leaves_no_model(error: Exception, kind: str) -> None:
