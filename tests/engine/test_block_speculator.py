@@ -97,3 +97,13 @@ def test_b12_state_is_private_to_a_chat() -> None:
     states = [speculator._state for speculator in speculators]
     assert all(isinstance(state, FakeHeadState) for state in states)
     assert states[0] is not states[1]
+
+
+def test_does_not_draft_where_it_does_not_stand() -> None:
+    """The row it holds belongs to another position than the one before the newest token."""
+    speculator = BlockSpeculator(fake_head(), LinearTarget())
+    rows = np.stack([hidden_of(PLAIN[: pos + 1]) for pos in range(8)])
+    speculator.commit(PLAIN[:8], rows, 0)
+    assert not speculator.propose(DraftContext(PLAIN[12], 12, 4, 0.0)).token_ids
+    rows[:] = np.nan  # and it keeps no pointer into the caller's buffer
+    assert speculator.propose(DraftContext(PLAIN[8], 8, 4, 0.0)).token_ids

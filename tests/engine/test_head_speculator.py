@@ -139,6 +139,16 @@ def test_resumes_as_its_head_says() -> None:
         assert traits.can_arm_after_prefix_reuse is resumes
 
 
+@pytest.mark.parametrize("folds", [False, True])
+def test_b14_rows_are_copied_before_the_caller_overwrites_them(folds: bool) -> None:
+    """Depth one was fine and depth two not: a pointer into a buffer the next decode reused."""
+    speculator = HeadSpeculator(fake_head(folds=folds), LinearTarget())
+    buffer = rows(0, len(PROMPT))
+    speculator.commit(PROMPT, buffer, 0)
+    buffer[:] = np.nan
+    assert ask(speculator, 8) == PLAIN[9:13]
+
+
 @pytest.mark.parametrize("pattern", [[4], [3, 0, 2, 4], [0], [1, 4]])
 @pytest.mark.parametrize("folds", [False, True])
 def test_b13_head_state_equals_one_built_cold_over_the_committed_tokens(

@@ -182,6 +182,18 @@ def test_first_forward_of_a_shape_is_forgotten() -> None:
     assert costs.ms(9) == 20.0
 
 
+def test_length_that_was_slow_once_gets_another_chance() -> None:
+    """A hiccup at one row count would otherwise keep the window off it for good."""
+    costs = RowCosts(WindowPolicy(forget_after=50))
+    for num_rows, ms in ((1, 10.0), (16, 40.0), (8, 900.0), (8, 900.0)):
+        costs.record(num_rows, ms)
+    assert costs.ms(8) == 900.0
+    for _ in range(51):
+        costs.record(1, 10.0)
+        costs.record(16, 40.0)
+    assert costs.ms(8) < 40.0
+
+
 def test_confidence_that_is_wrong_is_corrected() -> None:
     window = AdaptiveWindow()
     for _ in range(100):
