@@ -17,6 +17,7 @@ from tests.backends.tiny_programs import (
     VOCAB,
     WINDOW,
     Maker,
+    drafted,
     everything,
     logits_of,
     random_ids,
@@ -62,6 +63,15 @@ def test_logits_are_the_oracles_for_every_weight_type(
         logits_of(model(type_name), chat, token_ids[i : i + chunk]) for i in range(0, 40, chunk)
     ]
     np.testing.assert_allclose(np.concatenate(rows), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("prompt_len", [3, 30])
+def test_a_drafter_sees_what_is_before_it_and_leaves_the_caches_alone(prompt_len: int) -> None:
+    """Within the window and past it, two chats of different length in one forward."""
+    expected = drafted(ReferenceBackend(), "F32", prompt_len)
+    found = drafted(mlx_backend.MlxBackend(), "F32", prompt_len)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
 def test_no_equal_bits_are_promised() -> None:

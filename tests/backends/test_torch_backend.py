@@ -22,6 +22,7 @@ from tests.backends.tiny_programs import (
     VOCAB,
     WINDOW,
     Maker,
+    drafted,
     everything,
     logits_of,
     random_ids,
@@ -138,6 +139,15 @@ def test_a_refilled_step_of_fixed_rows_gives_what_separate_forwards_give() -> No
 
 def test_a_program_with_experts_is_not_captured() -> None:
     assert not GraphedSteps.suits(everything("Q4_K"), model()._device)
+
+
+@pytest.mark.parametrize("prompt_len", [3, 30])
+def test_a_drafter_sees_what_is_before_it_and_leaves_the_caches_alone(prompt_len: int) -> None:
+    """Within the window and past it, two chats of different length in one forward."""
+    expected = drafted(ReferenceBackend(), "F32", prompt_len)
+    found = drafted(TorchBackend("cpu"), "F32", prompt_len)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
 def test_weights_that_do_not_fit_unpacked_stay_packed_and_give_the_same_bits(

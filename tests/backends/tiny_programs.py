@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from backends.base import Cache, Executable, Segment
+from backends.base import Backend, Cache, Executable, Segment
 from backends.program import (
     Attention,
     Embed,
+    EmbedWithHidden,
     GatedFfn,
     Head,
     KvSlot,
@@ -117,6 +118,47 @@ def everything(type_name: str) -> Program:
     widths = (WIDTH, q + 2 * kv, q, q + kv, 2 * OWN)
     slots = (KvSlot(KV_HEADS, DIM, WINDOW), KvSlot(KV_HEADS, DIM))
     return Program(ops, widths, slots, VOCAB, WIDTH)
+
+
+def drafter(type_name: str) -> Program:
+    """Looks at the caches of `everything`, given a token and the hidden row before it."""
+    make = Maker(type_name, seed=6)
+    q, halves = HEADS * DIM, Rope(0.5 ** np.arange(DIM // 2), interleaved=False)
+    ops = (
+        EmbedWithHidden(make.weight(VOCAB, WIDTH), 1, scale=2.0),
+        Project(1, 0, (make.weight(WIDTH, 2 * WIDTH),)),
+        Project(0, 2, (make.weight(q, WIDTH),), make.norm(WIDTH)),
+        Attention(2, 2, HEADS, 0, 0.2, halves, make.norm(DIM), writes_kv=False),
+        ProjectAdd(2, 0, make.weight(WIDTH, q)),
+        Project(0, 2, (make.weight(q, WIDTH),), make.norm(WIDTH)),
+        Attention(2, 2, HEADS, 1, 0.2, halves, make.norm(DIM), writes_kv=False),
+        ProjectAdd(2, 0, make.weight(WIDTH, q)),
+        _ffn(make),
+        Head(
+            0,
+            make.norm(WIDTH),
+            make.weight(VOCAB, WIDTH),
+            hidden_projection=make.weight(WIDTH, WIDTH),
+        ),
+    )
+    slots = everything(type_name).slots
+    return Program(ops, (WIDTH, 2 * WIDTH, q), slots, VOCAB, WIDTH)
+
+
+def drafted(backend: Backend, type_name: str, prompt_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and hidden of three draft rows of two chats, behind prompts of different length."""
+    target, rng = backend.compile(everything(type_name)), np.random.default_rng(2)
+    head = backend.compile(drafter(type_name), reads=target)
+    chats = [target.new_cache(), target.new_cache()]
+    logits_of(target, chats[0], random_ids(prompt_len))
+    logits_of(target, chats[1], random_ids(5))
+    segments = [Segment([7, 8], chats[0]), Segment([9], chats[1])]
+    given = rng.standard_normal((3, WIDTH), np.float32)
+    output = head.forward(segments, want_hidden=True, hidden=given)
+    assert [chat.length for chat in chats] == [prompt_len, 5]
+    assert output.logits is not None
+    assert output.hidden is not None
+    return output.logits.copy(), output.hidden.copy()
 
 
 def _ffn(make: Maker, post_norm: Norm | None = None) -> GatedFfn:
