@@ -11,7 +11,7 @@ endif
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
-.PHONY: chat test check check-native soak bench clean
+.PHONY: chat test check check-native soak clean
 
 chat: $(STAMP)
 	@$(BIN)/foretell models path smollm2-135m >.venv/model-path 2>&1 </dev/null || \
