@@ -107,7 +107,7 @@ def test_gemma4_numbers_are_those_of_the_file() -> None:
         ({"rope__dimension_count": 10}, "toy.rope.dimension_count is 10, expected 0 to 8"),
         ({"rope__scaling__type": "warp"}, "toy.rope.scaling.type is warp"),
         ({"expert_count": 2, "expert_used_count": 3}, "expert_used_count is 3, expected 0 to 2"),
-        ({"attention__shared_kv_layers": 2}, "shared_kv_layers is 2, expected 0 to 1"),
+        ({"attention__shared_kv_layers": 3}, "shared_kv_layers is 3, expected 0 to 2"),
         ({"attention__sliding_window_pattern": [True]}, "pattern is 1 entries, expected 2"),
         ({"final_logit_softcapping": -1.0}, "softcapping is -1.0, expected 0 or more"),
         ({"suppress": [5]}, "suppressed token 5 is not in the vocabulary"),
