@@ -64,7 +64,7 @@ class ChatTemplate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to forward. Whoever holds it must `close()` the executable."""
+    """A model ready to forward. Whoever holds it must `close()` it."""
 
     name: str
     architecture: str
@@ -85,6 +85,12 @@ class LoadedModel:
     """Drafter weights that came with the model or by `SpeculationOptions.drafter_path`."""
     draft_head_refusal: str | None = None
     """Why a named drafter was refused, or None."""
+
+    def close(self) -> None:
+        """Release the weights, a drafter's too; using the model afterwards is a bug."""
+        if self.draft_head is not None:
+            self.draft_head.close()
+        self.executable.close()
 
 
 class ModelLoader(Protocol):

@@ -132,7 +132,7 @@ class ModelSession:
     def close(self) -> None:
         """Cancel what runs and release the weights."""
         self.cancel_all()
-        self.model.executable.close()
+        self.model.close()
 
     def holder(self, chat_id: str) -> Holder | None:
         """The cache a chat keeps, or None."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.base import RowOutput
+from backends.base import Cache, RowOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class SpeculativeTarget(Protocol):
     @property
     def cached_len(self) -> int:
         """Tokens the bound cache holds."""
+
+    @property
+    def cache(self) -> Cache:
+        """The bound cache, for a drafter that looks at its keys; only to be read."""
 
     @property
     def max_context_len(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from backends.base import RowOutput
+from backends.base import Cache, RowOutput
 from engine.cache.holder import Holder, HolderSnapshot
 from engine.speculative.target import SpeculativeTarget, TargetTraits
 
@@ -40,6 +40,11 @@ class Trunk:
     def cached_len(self) -> int:
         """Tokens the holder's cache holds."""
         return self.holder.length
+
+    @property
+    def cache(self) -> Cache:
+        """The holder's present cache, only to be read."""
+        return self.holder.cache
 
     @property
     def max_context_len(self) -> int:

@@ -73,9 +73,13 @@ class FakeHead:
     num_steps: int = 0
     num_folds: int = 0
     num_catch_ups: int = 0
+    is_closed: bool = False
 
     def new_state(self, target: object) -> FakeHeadState:
         return FakeHeadState()
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def draft_step(
         self, state: FakeHeadState, token_id: int, hidden: np.ndarray, pos: int
