@@ -12,6 +12,8 @@ from models.gguf_file import GgufFile
 
 RopeScalingType = Literal["none", "linear", "yarn", "longrope"]
 
+DEFAULT_ROPE_BASE = 10000.0
+"""`rope.freq_base` and `rope.freq_base_swa` where a file has none."""
 _MAX_LAYERS = 4096
 _MAX_WIDTH = 1 << 24
 _MAX_CONTEXT = 1 << 31
@@ -88,7 +90,7 @@ class ModelConfig:
     expert_ffn_len: int
     """`expert_feed_forward_length`; 0 where absent."""
     shared_kv_layers: int
-    """`attention.shared_kv_layers`: the last M layers own no keys and values."""
+    """`attention.shared_kv_layers`: the last M layers own no keys and values; all of a drafter's."""
     per_layer_input_len: int
     """`embedding_length_per_layer_input` (P); 0 means no per-layer embeddings."""
     logit_softcap: float
@@ -133,15 +135,15 @@ class ModelConfig:
             rope_dim_swa=keys.rotated_dims(
                 "rope.dimension_count_swa", key_len_swa, min(rope_dim, key_len_swa)
             ),
-            rope_base=keys.positive("rope.freq_base", 10000.0),
-            rope_base_swa=keys.positive("rope.freq_base_swa", 10000.0),
+            rope_base=keys.positive("rope.freq_base", DEFAULT_ROPE_BASE),
+            rope_base_swa=keys.positive("rope.freq_base_swa", DEFAULT_ROPE_BASE),
             rope_scaling=_rope_scaling(keys, context_len),
             window=keys.count("attention.sliding_window", 0, _MAX_CONTEXT, 0),
             window_pattern=_window_pattern(keys, num_layers),
             num_experts=num_experts,
             num_experts_used=keys.count("expert_used_count", 0, num_experts, 0),
             expert_ffn_len=keys.count("expert_feed_forward_length", 0, _MAX_WIDTH, 0),
-            shared_kv_layers=keys.count("attention.shared_kv_layers", 0, num_layers - 1, 0),
+            shared_kv_layers=keys.count("attention.shared_kv_layers", 0, num_layers, 0),
             per_layer_input_len=keys.count("embedding_length_per_layer_input", 0, _MAX_WIDTH, 0),
             logit_softcap=keys.non_negative("final_logit_softcapping", 0.0),
             suppressed_ids=_suppressed_ids(file),

@@ -6,9 +6,16 @@ and EOS, sizes at most 128 apart, equal texts from id 5 on).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from backends.base import Backend, Executable, LoadProgress
+from backends.program import Program
+from engine.speculative.draft_head import DraftHead
+from models import gemma4_assistant
 from models.architectures import ARCHITECTURES
+from models.config import DEFAULT_ROPE_BASE
 from models.errors import DrafterMismatch, ModelError
 from models.gguf_file import GgufFile
 from models.vocabulary import Vocabulary
@@ -24,17 +31,33 @@ _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 
 
-def drafter_refusal(path: Path, target: GgufFile, target_refusal: str | None) -> str:
-    """Why the drafter at `path` does not serve the target.
+@dataclass(frozen=True, slots=True, eq=False)
+class DrafterFile:
+    """A drafter that fits, written as a program over its target's caches."""
 
-    A target that refuses speculation refuses before the file is opened (ledger S09, S55). No kind
-    of drafter has its draft head written yet, so one that fits is refused for that reason.
+    program: Program
+    make_head: Callable[[Executable], DraftHead]
+
+    def load(self, backend: Backend, target: Executable, progress: LoadProgress) -> DraftHead:
+        """Place the weights. Raises: UnsupportedWeight, OutOfDeviceMemory."""
+        return self.make_head(backend.compile(self.program, progress=progress, reads=target))
+
+
+def open_drafter(
+    path: Path, target: GgufFile, program: Program, target_refusal: str | None
+) -> DrafterFile | str:
+    """The drafter at `path`, or why it does not serve the target that `program` was built of.
+
+    A target that refuses speculation refuses before the file is opened (ledger S09, S55).
     """
     if target_refusal is not None:
         return target_refusal
     try:
         drafter = GgufFile.open(path)
         check_drafter(drafter, target)
+        if drafter.architecture == gemma4_assistant.NAME:
+            built = gemma4_assistant.build(drafter, program, target.path.name)
+            return DrafterFile(built, gemma4_assistant.AssistantHead)
     except ModelError as error:
         return f"{error}" + (f" ({error.hint})" if error.hint else "")
     return f"{path.name} fits, but drafters of kind {drafter.architecture} are not run here yet"
@@ -76,6 +99,11 @@ def _check_shares_cache(drafter: GgufFile, target: GgufFile) -> None:
         found = target.optional_integer(f"{target.architecture}.{key}")
         if wanted is not None and wanted != found:
             raise _mismatch(drafter, target, key, wanted, found)
+    for key in ("rope.freq_base", "rope.freq_base_swa"):
+        base = target.number(f"{target.architecture}.{key}", DEFAULT_ROPE_BASE)
+        own = drafter.number(f"{drafter.architecture}.{key}", base)
+        if own != base:
+            raise _mismatch(drafter, target, key, own, base)
 
 
 def _check_vocabulary(drafter: GgufFile, target: GgufFile) -> None:
@@ -88,7 +116,9 @@ def _check_vocabulary(drafter: GgufFile, target: GgufFile) -> None:
     ):
         if wanted != found:
             raise _mismatch(drafter, target, what, wanted, found)
-    if abs(len(mine) - len(theirs)) > _MAX_SIZE_DIFFERENCE:
+    # An assistant's ids are looked up in the target's own table.
+    most = 0 if drafter.architecture == gemma4_assistant.NAME else _MAX_SIZE_DIFFERENCE
+    if abs(len(mine) - len(theirs)) > most:
         raise _mismatch(drafter, target, "a vocabulary of", len(mine), len(theirs))
     for token_id in range(_FIRST_COMPARED_ID, min(len(mine), len(theirs))):
         if mine.texts[token_id] != theirs.texts[token_id]:

@@ -68,7 +68,7 @@ def build(file: GgufFile, config: ModelConfig) -> Program:
         _add_ffn(builder, layer)
         if per_layer is not None:
             _add_per_layer(builder, layer, per_layer)
-        _add_layer_scale(builder, layer)
+        add_layer_scale(builder, layer)
     return builder.finish()
 
 
@@ -200,7 +200,7 @@ def _add_per_layer(builder: ProgramBuilder, layer: int, inputs: Register) -> Non
     )
 
 
-def _add_layer_scale(builder: ProgramBuilder, layer: int) -> None:
+def add_layer_scale(builder: ProgramBuilder, layer: int) -> None:
     """The whole residual stream is scaled at the end of a layer, per-layer input included."""
     factor = builder.file.optional_vector(f"blk.{layer}.layer_output_scale.weight", 1)
     if factor is not None:

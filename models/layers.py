@@ -77,8 +77,11 @@ class ProgramBuilder:
         """Start the residual stream from the token table."""
         self.add(Embed(self.table, self.residual, scale))
 
-    def finish(self) -> Program:
-        """Append the head, tied to the token table where the file has no `output.weight`."""
+    def finish(self, hidden_projection: Weight | None = None) -> Program:
+        """Append the head, tied to the token table where the file has no `output.weight`.
+
+        `hidden_projection` (F, E) brings a drafter's hidden rows to the width of its target's.
+        """
         config = self.config
         weight = self.file.optional_weight("output.weight", self.table.shape) or self.table
         self.add(
@@ -88,6 +91,7 @@ class ProgramBuilder:
                 weight,
                 config.logit_softcap,
                 config.suppressed_ids,
+                hidden_projection,
             )
         )
         return Program(
@@ -95,7 +99,7 @@ class ProgramBuilder:
             tuple(self._widths),
             tuple(self.slots),
             config.vocab_size,
-            config.hidden_size,
+            config.hidden_size if hidden_projection is None else hidden_projection.shape[0],
         )
 
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from backends.base import Backend
+from backends.base import Backend, BackendError, Executable
 from backends.program import Program
 from backends.weights import matrix_weights
 from engine.contracts import LoadedModel, ModelLoader
+from engine.speculative.draft_head import DraftHead
 from engine.speculative.options import SpeculationOptions
 from models.architectures import architecture_of
 from models.chat_template import GgufChatTemplate
 from models.config import ModelConfig
-from models.drafters import drafter_refusal
+from models.drafters import DrafterFile, open_drafter
 from models.errors import DoesNotFit, ModelError
 from models.gguf_file import GgufFile
 from models.summary import (
@@ -77,14 +78,17 @@ class Loader:
         template = GgufChatTemplate.from_gguf(file, tokenizer)
         program = architecture.build(file, config)
         traits = architecture.traits(config)
-        refusal = None
+        drafter: DrafterFile | str | None = None
         if speculation.drafter_path is not None:
-            refusal = drafter_refusal(Path(speculation.drafter_path), file, traits.refusal)
+            drafter = open_drafter(Path(speculation.drafter_path), file, program, traits.refusal)
         progress("placing weights", 0.0)
         self._check_memory(file, program, config)
         executable = self.backend.compile(
             program, progress=lambda fraction: progress("placing weights", fraction)
         )
+        head = None
+        if isinstance(drafter, DrafterFile):
+            head, drafter = self._load_drafter(drafter, executable, progress)
         return LoadedModel(
             name=name,
             architecture=config.architecture,
@@ -97,8 +101,24 @@ class Loader:
             template=template,
             max_context_len=config.context_len,
             vocab_size=config.vocab_size,
-            draft_head_refusal=refusal,
+            draft_head=head,
+            draft_head_refusal=drafter,
         )
+
+    def _load_drafter(
+        self,
+        drafter: DrafterFile,
+        target: Executable,
+        progress: Callable[[str, float], None],
+    ) -> tuple[DraftHead | None, str | None]:
+        """The head, or why it could not be placed: the target then answers without it."""
+        try:
+            head = drafter.load(
+                self.backend, target, lambda fraction: progress("placing the drafter", fraction)
+            )
+        except BackendError as error:
+            return None, f"{error}" + (f" ({error.hint})" if error.hint else "")
+        return head, None
 
     def _check_memory(self, file: GgufFile, program: Program, config: ModelConfig) -> None:
         if self.backend.name in _OWN_MEMORY:

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import LoadProgress
+from backends.base import Executable, LoadProgress
 from backends.program import Program
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from engine.contracts import LoadedModel
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits
 from models import architectures
-from models.drafters import DRAFTER_ARCHITECTURES, check_drafter, drafter_refusal
+from models.config import ModelConfig
+from models.drafters import DRAFTER_ARCHITECTURES, check_drafter, open_drafter
 from models.errors import (
     BadGguf,
     DoesNotFit,
@@ -47,10 +48,14 @@ class CountingBackend(ReferenceBackend):
         self.num_compiled = 0
 
     def compile(
-        self, program: Program, *, progress: LoadProgress | None = None
+        self,
+        program: Program,
+        *,
+        progress: LoadProgress | None = None,
+        reads: Executable | None = None,
     ) -> ReferenceExecutable:
         self.num_compiled += 1
-        return super().compile(program, progress=progress)
+        return super().compile(program, progress=progress, reads=reads)
 
 
 def load(path: Path, *, drafter: Path | None = None, **settings: Any) -> LoadedModel:
@@ -253,6 +258,15 @@ def drafter(tmp_path: Path, kind: str = "gemma4-assistant", **changes: Any) -> P
     return made(keys, w=np.zeros((2, 2))).write(tmp_path / "drafter.gguf")
 
 
+def refusal_of(path: Path, target_refusal: str | None = None) -> str:
+    """What the loader is told of a drafter that does not serve the target."""
+    target = GgufFile.open(TARGET)
+    program = architectures.architecture_of(target).build(target, ModelConfig.from_gguf(target))
+    refusal = open_drafter(path, target, program, target_refusal)
+    assert isinstance(refusal, str)
+    return refusal
+
+
 def texts(change: Callable[[list[str]], list[str]]) -> list[str]:
     return change(list(GgufFile.open(TARGET).strings("tokenizer.ggml.tokens")))
 
@@ -274,6 +288,7 @@ def test_vocabularies_that_differ_in_padding_only_fit(tmp_path: Path) -> None:
     padded = texts(lambda t: [*t, *(f"[PAD{i}]" for i in range(8))])
     path = drafter(
         tmp_path,
+        "dflash",
         tokenizer__ggml__tokens=padded,
         tokenizer__ggml__token_type=None,
         tokenizer__ggml__scores=None,
@@ -293,6 +308,7 @@ def test_vocabularies_that_differ_in_padding_only_fit(tmp_path: Path) -> None:
         ({"gemma4-assistant__embedding_length_out": None}, "embedding_length_out is missing"),
         ({"gemma4-assistant__attention__key_length": 64}, "attention.key_length 64"),
         ({"gemma4-assistant__attention__sliding_window": 32}, "attention.sliding_window 32"),
+        ({"gemma4-assistant__rope__freq_base": 5e5}, "rope.freq_base 500000.0, model.gguf has"),
         (
             {"tokenizer__ggml__model": "llama"},
             "a tokenizer of kind 'llama', model.gguf has 'gemma4'",
@@ -305,7 +321,7 @@ def test_s45_a_drafter_that_does_not_fit_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     path = drafter(tmp_path, **changes)
-    refusal = drafter_refusal(path, GgufFile.open(TARGET), None)
+    refusal = refusal_of(path)
     assert words in refusal
     assert "drafter.gguf" in refusal
 
@@ -362,7 +378,7 @@ def test_a_missing_drafter_leaves_a_working_plain_model(tmp_path: Path) -> None:
 def test_s09_a_trunk_that_refuses_speculation_does_not_open_its_drafter(tmp_path: Path) -> None:
     refusal = TargetTraits(refusal="cannot reproduce its own decode").refusal
     missing = tmp_path / "none.gguf"
-    assert drafter_refusal(missing, GgufFile.open(TARGET), refusal) == refusal
+    assert refusal_of(missing, refusal) == refusal
 
 
 def test_the_loader_imports_no_device_library() -> None:
