@@ -47,7 +47,7 @@ def test_the_ledger_lists_every_behaviour_once() -> None:
 @pytest.mark.parametrize("row", ledger(), ids=lambda row: row[0])
 def test_a_done_behaviour_has_a_test_named_after_it(row: tuple[str, ...]) -> None:
     row_id, _, tests, state, _ = row
-    named = [name for name in re.findall(r"`(test_\w+)`", tests)]
+    named = re.findall(r"`(test_\w+)`", tests)
     known = known_tests()
     assert all(name in known for name in named), f"{row_id} names tests that do not exist"
     if state == "done":
