@@ -137,7 +137,12 @@ class MlxExecutable:
         for op in self._program.ops:
             OPS[type(op)](op, rows, self._weights)
         written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
-        mx.eval(written, rows.hidden, rows.logits)
+        try:
+            mx.eval(written, rows.hidden, rows.logits)
+        except RuntimeError as error:
+            raise BackendError(
+                f"MLX could not compute {len(rows.positions)} rows: {error}"
+            ) from error
         output = RowOutput(
             None if rows.logits is None else np.array(rows.logits),
             np.array(rows.hidden) if want_hidden else None,

@@ -160,8 +160,18 @@ class TorchExecutable:
 
     def new_cache(self) -> TorchCache:
         """An empty cache."""
-        return TorchCache(
-            self._program.slots, self.caps.max_rows, self._kv_type, self._device.device
+        try:
+            return TorchCache(
+                self._program.slots, self.caps.max_rows, self._kv_type, self._device.device
+            )
+        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
+            raise self._no_memory("windows of a new chat") from error
+
+    def _no_memory(self, purpose: str) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(
+            f"the {purpose} do not fit beside {self.weight_bytes} bytes of weights: "
+            f"{free_bytes(self._device.device)} bytes are free",
+            hint="close other programs, end other chats or use a smaller model",
         )
 
     @torch.inference_mode()
@@ -179,9 +189,12 @@ class TorchExecutable:
             raise BackendError(f"a forward takes 1 to {self.caps.max_rows} rows, not {num_rows}")
         check_token_ids(segments, self._program.vocab_size)
         given = check_given(self._program, segments, hidden)
-        final, logits = self._graphed(segments, want_logits) or self._eager(
-            segments, want_logits, given
-        )
+        try:
+            final, logits = self._graphed(segments, want_logits) or self._eager(
+                segments, want_logits, given
+            )
+        except torch.OutOfMemoryError as error:
+            raise self._no_memory(f"activations of {num_rows} rows") from error
         output = RowOutput(
             None if logits is None else logits.cpu().numpy(),
             final[:num_rows].cpu().numpy() if want_hidden else None,

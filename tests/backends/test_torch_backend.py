@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from backends.base import BackendError, BackendUnavailable, OutOfDeviceMemory, Segment
-from backends.program import MoeFfn, Program, Weight
+from backends.program import KvSlot, MoeFfn, Program, Scale, Weight
 from backends.reference import ReferenceBackend
 from backends.torch_backend import backend as torch_module
 from backends.torch_backend.backend import TorchBackend, TorchExecutable
 from backends.torch_backend.graph import STEP_ROWS, GraphedSteps, StaticStep, extents_of
-from backends.torch_backend.ops import attend_masked
+from backends.torch_backend.ops import OPS, attend_masked
 from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
     VOCAB,
@@ -259,6 +259,31 @@ def test_a_context_too_long_for_the_memory_is_refused_with_both_numbers() -> Non
     ):
         chat.ensure_capacity(1 << 40)
     assert logits_of(model(), chat, [1]).shape == (1, VOCAB)
+
+
+def test_windows_too_large_for_the_memory_are_refused_with_both_numbers() -> None:
+    program = everything("F32")
+    huge = replace(program, slots=(KvSlot(2, 64, 1 << 40), program.slots[1]))
+    with pytest.raises(OutOfDeviceMemory, match=r"windows of a new chat do not fit .* \d+ bytes"):
+        TorchBackend("cpu").compile(huge).new_cache()
+
+
+def test_running_out_of_memory_in_a_forward_changes_no_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def out_of_memory(*args: object) -> None:
+        raise torch.OutOfMemoryError
+
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(3))
+    before = chat.export_state()
+    with monkeypatch.context() as patch:
+        patch.setitem(OPS, Scale, out_of_memory)
+        with pytest.raises(OutOfDeviceMemory, match="the activations of 2 rows do not fit"):
+            logits_of(model(), chat, [1, 2])
+    assert chat.length == 3
+    for key, array in chat.export_state().items():
+        np.testing.assert_array_equal(array, before[key])
 
 
 def test_a_type_that_must_be_unpacked_is_refused_where_it_does_not_fit(
