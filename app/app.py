@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -79,6 +82,8 @@ class ForetellApp(App[None]):
         self.services = services
         self.settings: Settings = services.settings
         self.model = ModelState()
+        self.copy_tool: Callable[[str], object] = copy_with_tool
+        """Copies beside the terminal's own escape; blocking."""
         self.bridge = EngineBridge(services.start_engine, self.post_message)
         self.downloads = Downloads(services.models, self._run_thread, self.post_message)
         self.download_moved: Signal[Download] = Signal(self, "download")
@@ -111,10 +116,19 @@ class ForetellApp(App[None]):
         except (StorageError, OSError) as error:
             self.exit(return_code=1, message=Text(f"foretell: {describe(error).line}"))
             return
+        self._leave_on_signals()
         self._conversations = Conversations(store, self.bridge.submit, lambda: self.settings)
         self._chat_screen = ChatScreen(self.services.chat_id)
         self.push_screen(self._chat_screen)
         self.call_after_refresh(self._run_thread, self._start_engine)
+
+    def _leave_on_signals(self) -> None:
+        """Leave as by Ctrl+Q when asked to end: answers stored, the terminal as it was."""
+        if sys.platform == "win32":
+            return  # asyncio handles no signals there
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, lambda: self.call_later(self.action_quit))
 
     def _start_engine(self) -> None:
         handle = self.bridge.start()
@@ -335,7 +349,7 @@ class ForetellApp(App[None]):
     def copy(self, text: str, what: str) -> None:
         """Copy by the terminal's escape and by a local tool."""
         self.copy_to_clipboard(text)
-        self._run_thread(lambda: copy_with_tool(text))
+        self._run_thread(lambda: self.copy_tool(text))
         self.notify(f"Copied {what}", timeout=2, markup=False)
 
     def show_error(self, error: BaseException) -> None:

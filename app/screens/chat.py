@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -16,12 +17,13 @@ from textual.widgets import Static
 
 from app.conversations import Conversations, Turn
 from app.screens.dialogs import ConfirmDialog, EditDialog, TextDialog
+from app.screens.hints import IDLE_HINTS, RUNNING_HINTS, fit_hints, with_turn
 from app.screens.welcome import describe_empty_chat
 from app.widgets.chat_list import ChatList
 from app.widgets.markdown import CopyCode
 from app.widgets.message import MessageView, ShownMessage, find_code_blocks
 from app.widgets.prompt import PromptInput
-from app.widgets.status_bar import Status, StatusBar
+from app.widgets.status_bar import StatusBar
 from app.widgets.transcript import Transcript
 from storage.errors import ChatGone, StorageError
 
@@ -35,19 +37,6 @@ DRAFT_SAVE_S = 1.0
 """How long a draft may be unsaved; writing at each key would touch the disk at each key."""
 FLUSH_S = 1.0
 """How often running answers are written, so that a crash costs at most this much of them."""
-
-RUNNING_HINTS = ("Esc stop", "F1 keys", "Ctrl+T speculation", "Ctrl+N new chat", "F2 settings")
-IDLE_HINTS = (
-    "Enter send",
-    "F1 keys",
-    "Ctrl+J new line",
-    "Ctrl+R answer anew",
-    "Ctrl+N new chat",
-    "F2 settings",
-    "F3 models",
-    "F4 bench",
-)
-"""The most useful first: what does not fit is left out."""
 
 
 class ChatScreen(Screen[None]):
@@ -139,12 +128,11 @@ class ChatScreen(Screen[None]):
         self.save_draft()
         self._retry_question_id = None
         draft = ""
-        if chat_id is not None:
-            try:
-                draft = self.conversations.store.get(chat_id).draft
-            except ChatGone as error:
-                self.foretell.show_error(error)
-                chat_id = None
+        with self._told():
+            if chat_id is not None:
+                wanted, chat_id = chat_id, None  # an empty chat when it is gone
+                draft = self.conversations.store.get(wanted).draft
+                chat_id = wanted
         self.chat_id = chat_id
         self._last_turn = self.conversations.turn_of(chat_id)
         await self._show_messages()
@@ -179,7 +167,7 @@ class ChatScreen(Screen[None]):
             return
         status = self.foretell.status()
         if self._last_turn is not None:
-            status = _with_turn(status, self._last_turn)
+            status = with_turn(status, self._last_turn)
         elsewhere = [t for t in self.conversations.running if t.chat_id != self.chat_id]
         self.query_one(StatusBar).status = replace(status, num_elsewhere=len(elsewhere))
         hints = self._hints()
@@ -189,13 +177,7 @@ class ChatScreen(Screen[None]):
 
     def _hints(self) -> str:
         is_running = self.conversations.turn_of(self.chat_id) is not None
-        line = ""
-        for hint in RUNNING_HINTS if is_running else IDLE_HINTS:
-            longer = f"{line} · {hint}" if line else hint
-            if len(longer) > self.size.width - 2:
-                break
-            line = longer
-        return line
+        return fit_hints(RUNNING_HINTS if is_running else IDLE_HINTS, self.size.width - 2)
 
     async def show_turn(self, turn: Turn) -> None:
         """A turn moved on: stream its text, or finish it, when its chat is open."""
@@ -316,6 +298,18 @@ class ChatScreen(Screen[None]):
     @on(MessageView.Wish)
     async def _wish(self, event: MessageView.Wish) -> None:
         event.stop()
+        with self._told():
+            await self._fulfil(event)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error of the store becomes a line on the screen: a chat deleted in another window."""
+        try:
+            yield
+        except StorageError as error:
+            self.foretell.show_error(error)
+
+    async def _fulfil(self, event: MessageView.Wish) -> None:
         shown = event.view.shown
         match event.what:
             case "copy":
@@ -352,9 +346,10 @@ class ChatScreen(Screen[None]):
         text = await self.app.push_screen_wait(EditDialog(question, shown.text))
         if text is None or text == shown.text:
             return
-        turn = self.conversations.edit(shown.message_id, text)
-        await self._show_messages()
-        self._follow(turn)
+        with self._told():
+            turn = self.conversations.edit(shown.message_id, text)
+            await self._show_messages()
+            self._follow(turn)
 
     async def action_regenerate(self) -> None:
         """Answer the last question again; the old answer stays as another version."""
@@ -364,9 +359,10 @@ class ChatScreen(Screen[None]):
     async def _regenerate(self, message_id: int) -> None:
         if self._is_busy():
             return
-        turn = self.conversations.regenerate(message_id)
-        await self._show_messages()
-        self._follow(turn)
+        with self._told():
+            turn = self.conversations.regenerate(message_id)
+            await self._show_messages()
+            self._follow(turn)
 
     async def _select_version(self, shown: ShownMessage, step: int) -> None:
         if self._is_busy() or not self.conversations.select_version(shown.message_id, step):
@@ -422,23 +418,27 @@ class ChatScreen(Screen[None]):
 
     @work
     async def _delete(self, chat_id: str) -> None:
-        title = self.conversations.store.get(chat_id).title or "this chat"
-        question = f"Delete “{title}” with all its messages? This cannot be undone."
-        if not await self.app.push_screen_wait(ConfirmDialog(question, "Delete", "Keep")):
-            return
-        self.conversations.delete(chat_id)
-        if chat_id == self.chat_id:
+        with self._told():
+            title = self.conversations.store.get(chat_id).title or "this chat"
+            question = f"Delete “{title}” with all its messages? This cannot be undone."
+            if await self.app.push_screen_wait(ConfirmDialog(question, "Delete", "Keep")):
+                self.conversations.delete(chat_id)
+        if chat_id == self.chat_id and chat_id not in self._chat_ids():
             self.chat_id = None
             await self.open_chat(None)
         self.show_chats()
 
+    def _chat_ids(self) -> set[str]:
+        return {chat.id for chat in self.conversations.store.list_chats()}
+
     @work
     async def _rename(self, chat_id: str) -> None:
-        title = self.conversations.store.get(chat_id).title
-        new = await self.app.push_screen_wait(TextDialog("Rename the chat", title))
-        if new is not None:
-            self.conversations.store.rename(chat_id, new)
-            self.show_chats()
+        with self._told():
+            title = self.conversations.store.get(chat_id).title
+            new = await self.app.push_screen_wait(TextDialog("Rename the chat", title))
+            if new is not None:
+                self.conversations.store.rename(chat_id, new)
+        self.show_chats()
 
     def action_toggle_chats(self) -> None:
         """Show or hide the list of chats; on a narrow screen it takes the transcript's place."""
@@ -475,18 +475,3 @@ class ChatScreen(Screen[None]):
             chat_id = self.chat_id
             yield SystemCommand("Rename chat", "Another title", lambda: self._rename(chat_id))
             yield SystemCommand("Delete chat", "After a question", lambda: self._delete(chat_id))
-
-
-def _with_turn(status: Status, turn: Turn) -> Status:
-    """The status with a turn's numbers in it."""
-    fraction = status.fraction
-    phase = status.phase
-    if phase == "ready" and turn.phase != "ended":
-        phase, fraction = turn.phase, turn.fraction if turn.phase == "reading" else None
-    return replace(
-        status,
-        phase=phase,
-        fraction=fraction,
-        stats=turn.stats,
-        context_used=turn.context_used,
-    )

@@ -132,7 +132,9 @@ def make_app(
         start_engine=engine.start,
         chat_id=chat_id,
     )
-    return ForetellApp(services)
+    app = ForetellApp(services)
+    app.copy_tool = lambda text: None  # the clipboard of whoever runs the tests is theirs
+    return app
 
 
 @asynccontextmanager

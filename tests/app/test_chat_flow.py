@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,6 +282,21 @@ async def test_quitting_keeps_the_partial_answer_and_stops_the_engine(tmp_path: 
         answer = stage.store.messages(chat_id)[-1]
         assert (answer.content, answer.state) == ("this much", "stopped")
     assert stage.engine.sent(Stop)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM handling there")
+async def test_a_request_to_end_keeps_the_partial_answer(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("tell me all")
+        stage.engine.begin()
+        stage.engine.say("this much")
+        await stage.settle()
+        chat_id = stage.chat_id
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(5):
+            await stage.pilot.pause()
+        answer = stage.store.messages(chat_id)[-1]
+        assert (answer.content, answer.state) == ("this much", "stopped")
 
 
 async def test_a_chat_reads_the_same_after_a_restart(tmp_path: Path) -> None:

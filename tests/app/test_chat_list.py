@@ -126,3 +126,24 @@ async def test_a_narrow_screen_shows_the_list_in_place_of_the_transcript(tmp_pat
         await stage.pilot.press("down", "enter")
         await stage.settle()
         assert "striped" in stage.text
+
+
+async def test_a_chat_deleted_in_another_window_opens_as_an_empty_one(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        first, _ = await start_two_chats(stage)
+        stage.store.delete(first)
+        await focus_list(stage)
+        await stage.pilot.press("down", "enter")
+        await stage.settle()
+        assert stage.app.chat_screen.chat_id is None
+        assert f"there is no chat {first}" in stage.notices
+
+
+async def test_wishes_on_messages_of_a_deleted_chat_are_one_line(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await start_two_chats(stage)
+        stage.store.delete(stage.chat_id)
+        await stage.pilot.press("ctrl+up", "left", "r")
+        await stage.settle()
+        assert "was deleted" in stage.notices
+        assert stage.app.is_running

@@ -1,0 +1,50 @@
+"""The two lines at the foot of the chat: which keys help now, and how the turn stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.cells import cell_len
+
+from app.conversations import Turn
+from app.widgets.status_bar import Status
+
+RUNNING_HINTS = ("Esc stop", "F1 keys", "Ctrl+T speculation", "Ctrl+N new chat", "F2 settings")
+IDLE_HINTS = (
+    "Enter send",
+    "F1 keys",
+    "Ctrl+J new line",
+    "Ctrl+R answer anew",
+    "Ctrl+N new chat",
+    "F2 settings",
+    "F3 models",
+    "F4 bench",
+)
+"""The most useful first: what does not fit is left out."""
+
+
+def fit_hints(hints: Sequence[str], width: int) -> str:
+    """As many hints, from the first, as `width` cells hold."""
+    line = ""
+    for hint in hints:
+        longer = f"{line} · {hint}" if line else hint
+        if cell_len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def with_turn(status: Status, turn: Turn) -> Status:
+    """The status with a turn's numbers in it."""
+    fraction = status.fraction
+    phase = status.phase
+    if phase == "ready" and turn.phase != "ended":
+        phase, fraction = turn.phase, turn.fraction if turn.phase == "reading" else None
+    return replace(
+        status,
+        phase=phase,
+        fraction=fraction,
+        stats=turn.stats,
+        context_used=turn.context_used,
+    )
