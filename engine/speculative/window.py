@@ -242,6 +242,13 @@ class AdaptiveWindow:
             trial = max(range(len(hopeful)), key=hopeful.__getitem__)
             if hopeful[trial] > rates[best] * self.policy.min_gain:
                 return trial
+        return best if prefix_probs is not None else self._steady(best, rates)
+
+    def _steady(self, best: int, rates: Sequence[float]) -> int:
+        """The length in use unless another is clearly better: no flapping at a pivot.
+
+        Not for a drafter that states its confidence: there the best length changes with each text.
+        """
         current = self._current
         if (
             current is not None
@@ -286,7 +293,11 @@ class AdaptiveWindow:
     def _rates(
         self, prefix_probs: Sequence[float] | None, num_drafts: int, *, is_hopeful: bool = False
     ) -> list[float]:
-        """Expected tokens per millisecond of verifying 0, 1, ... `num_drafts` drafts."""
+        """Expected tokens per millisecond of verifying 0, 1, ... `num_drafts` drafts.
+
+        The best ratio of each step, not the marginal rule (Dinkelbach) for the best ratio of all:
+        that one was within 3 % either way on recorded turns and needs the rate of late besides.
+        """
         num_tokens = 1.0
         rates = [num_tokens / self.costs.ms(1)]
         estimates = self.acceptance.prefix_probs(prefix_probs, num_drafts)

@@ -96,7 +96,7 @@ class FakeTarget:
 
     def __post_init__(self) -> None:
         self.length = 0
-        self._logits = np.zeros((128, VOCAB), dtype=np.float32)
+        self._logits = np.zeros((128, self.vocab_size), dtype=np.float32)
         self._hidden = np.zeros((128, FEATURES), dtype=np.float32)
         self._is_open = False
 
@@ -193,6 +193,23 @@ class LinearTarget(FakeTarget):
 
     def contents(self) -> object:
         return tuple(self._slots[: self.length])
+
+
+@dataclass
+class RecitingTarget(LinearTarget):
+    """Goes on with a given text whatever it is fed: the row of position p says text[p + 1]."""
+
+    text: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.vocab_size = max(self.text) + 1
+        super().__post_init__()
+
+    def _row_logits(self) -> np.ndarray:
+        row = np.zeros(self.vocab_size, dtype=np.float32)
+        if self.length < len(self.text):
+            row[self.text[self.length]] = 9.0
+        return row
 
 
 @dataclass

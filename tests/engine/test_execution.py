@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from engine.speculative.draft_head import DraftHeadKind
 from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor, GovernorState
 from engine.speculative.head_speculator import HeadSpeculator
-from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext, SpeculatorTraits
-from engine.speculative.window import AdaptiveWindow, FixedWindow
+from engine.speculative.window import FixedWindow
 from tests.engine.fakes_drafters import FakeHead, ScriptedSpeculator
 from tests.engine.fakes_speculative import (
     TARGETS,
@@ -312,49 +310,6 @@ def test_new_turn_starts_with_fresh_counters() -> None:
     bench.execution.begin_turn()
     assert bench.execution.stats.verify_steps == 0
     assert bench.execution.stats.algorithm == "oracle:4"
-
-
-# -- a drafter that costs nothing looks on while it is parked
-
-
-def test_free_drafter_ends_its_park_when_the_text_begins_to_repeat() -> None:
-    """Prose parks the look-up; a quote behind it would otherwise run 32 steps plain."""
-    quoted = list(range(8, 40))
-    novel = [int(i) for i in np.random.default_rng(4).integers(0, VOCAB, 60)]
-    text = [*novel, *quoted]
-    target = Reciting([*quoted, *text])
-    clock = target.clock = FakeClock()
-    window = AdaptiveWindow()
-    governor = CostGovernor()
-    execution = SpeculativeExecution(
-        target, NgramSpeculator(), window, governor=governor, costs=window, clock=clock
-    )
-    turn = Turn(quoted, max_tokens=len(text))
-    token_id = turn.draw(prefill(target, quoted), len(quoted))
-    execution.seed_committed(quoted)
-    kinds = []
-    while not turn.is_over:
-        assert token_id is not None
-        result = execution.step(token_id, turn.num_remaining, turn.draw)
-        kinds.append(result.kind)
-        token_id = result.token_ids[-1]
-    assert turn.emitted == text
-    assert "parked" in kinds
-    assert kinds[-1] == "verify"
-
-
-class Reciting(LinearTarget):
-    """Recites a text whatever it is fed: what follows position p is text[p + 1]."""
-
-    def __init__(self, text: Sequence[int]) -> None:
-        super().__init__()
-        self._text = text
-
-    def _row_logits(self) -> np.ndarray:
-        row = np.zeros(VOCAB, dtype=np.float32)
-        if self.length < len(self._text):
-            row[self._text[self.length]] = 9.0
-        return row
 
 
 # -- the seams (S03, S04, S06)
