@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
-import shutil
-import subprocess
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -19,14 +18,13 @@ from ctypes import (
     c_size_t,
     c_void_p,
 )
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
-SOURCES = Path(__file__).parents[2] / "backends" / "native" / "src"
-KERNEL_FILES = ("pack*.c", "unpack*.c", "quantize*.c", "matmul*.c", "select.c")
+from backends.base import BackendUnavailable
+from backends.native.library import load_library
 
 QUANTIZED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
@@ -104,16 +102,14 @@ def aligned(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
-def build_library(folder: Path) -> ctypes.CDLL:
-    """Compile the kernels alone, as the package does: no -m flag. Skips without a compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    files = sorted(str(p) for pattern in KERNEL_FILES for p in SOURCES.glob(pattern))
-    path = folder / "kernels.so"
-    flags = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=off", "-shared")
-    subprocess.run([compiler, *flags, "-o", str(path), *files, "-lm"], check=True)
-    library = ctypes.CDLL(str(path))
+@functools.cache
+def kernel_library() -> ctypes.CDLL:
+    """The package's own library with the calls its Python side has no use for. Skips without one."""
+    try:
+        path = load_library()._name
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    library = ctypes.CDLL(path)
     library.ft_kernels_select.argtypes = (c_char_p,)
     library.ft_kernels_select.restype = POINTER(Kernels)
     library.ft_matmul_scratch_bytes.restype = c_size_t

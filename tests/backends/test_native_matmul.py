@@ -14,8 +14,8 @@ from tests.backends.native_kernels import (
     Activations,
     NativeKernels,
     PackedMatrix,
-    build_library,
     dequantized,
+    kernel_library,
     random_rows,
 )
 
@@ -27,8 +27,8 @@ SUPER_BLOCK = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_library(tmp_path_factory.mktemp("kernels"))
+def library() -> ctypes.CDLL:
+    return kernel_library()
 
 
 @pytest.fixture(scope="module", params=KERNELS)

@@ -12,8 +12,8 @@ from tests.backends.native_kernels import (
     FLOATS,
     QUANTIZED,
     PackedMatrix,
-    build_library,
     dequantized,
+    kernel_library,
     random_rows,
     type_number,
 )
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_library(tmp_path_factory.mktemp("kernels"))
+def library() -> ctypes.CDLL:
+    return kernel_library()
 
 
 def columns_of(type_name: str) -> tuple[int, ...]:
