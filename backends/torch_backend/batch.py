@@ -83,8 +83,10 @@ def part_of(
     start = cache.length
     end = start + num_rows * int(is_appended)
     positions = torch.arange(num_rows, device=device) * int(is_appended) + start
-    slots = []
-    for slot in cache.slots:
-        base = torch.tensor(slot.base, device=device)
-        slots.append(SlotRows(slot, positions - base, base, extent_of(slot, end)))
+    bases = {slot.base: torch.tensor(slot.base, device=device) for slot in cache.slots}
+    write_at = {base: positions - tensor for base, tensor in bases.items()}
+    slots = [
+        SlotRows(slot, write_at[slot.base], bases[slot.base], extent_of(slot, end))
+        for slot in cache.slots
+    ]
     return Part(first_row, num_rows, start, slots, is_appended)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from backends.program import MoeFfn, Program
-from backends.torch_backend.batch import Batch, extent_of, part_of
+from backends.torch_backend.batch import Batch, Part, SlotRows, extent_of
 from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.ops import OPS, Device, Rows
 
@@ -37,26 +37,29 @@ class StaticStep:
         self, program: Program, device: Device, cache: TorchCache, looked_up: dict[int, Tensor]
     ) -> None:
         self._program, self._device = program, device
-        self._part = part_of(cache, 0, STEP_ROWS, device.device, is_appended=True)
+        # One row per slot, write indices and then the base; the last row holds the positions. One
+        # copy from the host fills them all.
+        shape = (len(cache.slots) + 1, STEP_ROWS + 1)
+        self._numbers = torch.zeros(shape, dtype=torch.int64, device=device.device)
+        slots = [
+            SlotRows(slot, numbers[:STEP_ROWS], numbers[STEP_ROWS], extent)
+            for slot, numbers, extent in zip(
+                cache.slots, self._numbers[:-1], extents_of(cache), strict=True
+            )
+        ]
         self._batch = Batch(
             STEP_ROWS,
-            self._positions(cache),
+            self._numbers[-1, :STEP_ROWS],
             {op: rows.clone() for op, rows in looked_up.items()},
-            [self._part],
+            [Part(0, STEP_ROWS, cache.length, slots)],
         )
         self.rows = Rows(self._batch, {}, slice(0, STEP_ROWS))
 
-    def _positions(self, cache: TorchCache) -> Tensor:
-        start = cache.length
-        return torch.arange(start, start + STEP_ROWS, device=self._device.device)
-
     def fill(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> None:
         """Take the inputs of the next step. State: the static inputs."""
-        new = part_of(cache, 0, STEP_ROWS, self._device.device, is_appended=True)
-        for mine, theirs in zip(self._part.slots, new.slots, strict=True):
-            mine.write_index.copy_(theirs.write_index)
-            mine.base.copy_(theirs.base)
-        self._batch.positions.copy_(self._positions(cache))
+        bases = torch.tensor([[slot.base] for slot in cache.slots] + [[0]])
+        positions = torch.arange(cache.length, cache.length + STEP_ROWS)
+        self._numbers.copy_(torch.cat((positions - bases, bases), dim=1))
         for op, rows in looked_up.items():
             self._batch.looked_up[op].copy_(rows)
 
@@ -121,6 +124,7 @@ class GraphedSteps:
         if extents not in steps.by_extents:
             try:
                 static = StaticStep(self._program, self._device, cache, looked_up)
+                static.fill(cache, looked_up)
                 steps.by_extents[extents] = CapturedStep(static, self._pool)
             except RuntimeError:
                 log.warning("CUDA graphs are off: capturing a step failed", exc_info=True)

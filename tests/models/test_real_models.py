@@ -11,7 +11,7 @@ import pytest
 from backends.base import Executable, Segment
 from models.config import ModelConfig
 from models.gguf_file import GgufFile
-from tests.models.trunk_fixtures import BACKENDS
+from tests.models.trunk_fixtures import available
 from tests.real_models import GEMMA3_270M_BYTES, SMOLLM2_BYTES, find_model
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
@@ -25,7 +25,7 @@ def compiled(num_bytes: int, backend: str) -> Executable:
     file = GgufFile.open(find_model(num_bytes))
     config = ModelConfig.from_gguf(file)
     program = importlib.import_module(f"models.{config.architecture}").build(file, config)
-    return BACKENDS[backend]().compile(program)
+    return available(backend).compile(program)
 
 
 def top_logprobs(model: Executable, token_ids: list[int], top_ids: np.ndarray) -> np.ndarray:
@@ -61,7 +61,6 @@ def test_float32_forward_gives_the_reference_log_probabilities(name: str) -> Non
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.skipif("native" not in BACKENDS, reason="the native library was not built")
 @pytest.mark.parametrize("name", MODELS)
 def test_native_forward_is_about_as_faithful_as_llama_cpp_or_more(name: str) -> None:
     """Both round activations to 8 bits. Measured: 1.07 times its divergence, and 0.46 times."""

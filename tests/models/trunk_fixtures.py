@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
-from backends.base import Backend, Cache, Executable, Segment
+from backends.base import Backend, BackendUnavailable, Cache, Executable, Segment
 from backends.program import Program
 from backends.reference import ReferenceBackend
 from models.config import ModelConfig
@@ -43,6 +44,14 @@ if find_spec("mlx"):
     BACKENDS["mlx"] = lambda: _backend("backends.mlx_backend.backend", "MlxBackend")
 
 
+def available(name: str) -> Backend:
+    """The backend; skips the test where it cannot run (no compiler, no device)."""
+    try:
+        return BACKENDS[name]()
+    except BackendUnavailable as error:
+        pytest.skip(f"{name}: {error}")
+
+
 class Expected(NamedTuple):
     """llama.cpp on the CPU with a float32 cache."""
 
@@ -67,7 +76,7 @@ def program(trunk: str) -> Program:
 @cache
 def executable(trunk: str, backend: str) -> Executable:
     """The trunk on a backend; shared by the tests of a run."""
-    return BACKENDS[backend]().compile(program(trunk))
+    return available(backend).compile(program(trunk))
 
 
 @cache
