@@ -31,7 +31,7 @@ def test_a_forward_appends_ids_and_rows_and_scores_them(cache: type[LinearCache]
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("half_way", [False, True])
-def test_a_failed_forward_changes_neither_or_is_found_out(
+def test_a_failed_forward_changes_neither_cache_nor_ids(
     cache: type[LinearCache], *, half_way: bool
 ) -> None:
     executable = FakeExecutable(make_cache=cache, fail_at=2, fails_half_way=half_way)
@@ -40,13 +40,23 @@ def test_a_failed_forward_changes_neither_or_is_found_out(
     with pytest.raises(BackendError, match="gone"):
         holder.forward([4, 5])
     assert holder.token_ids == [1, 2, 3]
-    if holder.is_intact:
-        fresh = Holder(executable)
-        fresh.forward([1, 2, 3])
-        assert holder.cache.state() == fresh.cache.state()  # type: ignore[attr-defined]
-    else:
-        with pytest.raises(HolderBroken):
-            holder.forward([4])
+    fresh = Holder(executable)
+    fresh.forward([1, 2, 3])
+    assert holder.cache.state() == fresh.cache.state()  # type: ignore[attr-defined]
+
+
+def test_rows_that_cannot_be_taken_back_break_the_holder_for_good() -> None:
+    class Stubborn(LinearCache):
+        def can_rewind_to(self, length: int) -> bool:
+            return length == self.length
+
+    holder = Holder(FakeExecutable(make_cache=Stubborn, fail_at=2, fails_half_way=True))
+    holder.forward([1, 2, 3])
+    with pytest.raises(BackendError, match="gone"):
+        holder.forward([4, 5])
+    assert not holder.is_intact
+    with pytest.raises(HolderBroken):
+        holder.forward([4])
 
 
 def test_a_refused_rewind_changes_nothing() -> None:
