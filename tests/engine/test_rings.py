@@ -1,0 +1,146 @@
+"""Sliding windows on real executables: whatever was taken back, a cold cache is equal to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError, Executable
+from engine.cache.holder import Holder
+from engine.diagnostics import cold_cache_agrees
+from engine.speculative.target import TargetTraits
+from engine.speculative.trunk import Trunk
+from tests.engine.test_parity_models import BACKEND
+from tests.models.trunk_fixtures import executable, program
+
+TRUNKS = ("gemma3", "gemma4-dense", "gemma4-ple", "gemma4-moe")
+WINDOW, VOCAB = 16, 512
+"""Of every windowed layer of the fixtures; entries of their vocabulary."""
+LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW + 3)
+of_every_trunk = pytest.mark.parametrize("trunk", TRUNKS)
+at_every_boundary = pytest.mark.parametrize("length", LENGTHS)
+
+
+def ids(num: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, num).tolist()
+
+
+def chat_on(model: Executable, token_ids: Sequence[int]) -> Trunk:
+    """A chat whose prompt is prefilled."""
+    target = Trunk(Holder(model), TargetTraits(), vocab_size=VOCAB, max_context_len=2048)
+    for start in range(0, len(token_ids), 100):
+        forward(target, token_ids[start : start + 100])
+    return target
+
+
+def forward(target: Trunk, token_ids: Sequence[int]) -> None:
+    target.ensure_capacity(target.cached_len + len(token_ids))
+    target.forward_rows(token_ids, want_logits=False)
+
+
+def verify(target: Trunk, num_drafts: int, num_accepted: int, seed: int) -> None:
+    """A verify as the loop does it: rows of the newest token and drafts, the rejected taken back."""
+    base = target.cached_len
+    forward(target, ids(1 + num_drafts, seed))
+    target.on_verify_resolved(1 + num_drafts, num_accepted)
+    target.rewind_to(base + 1 + num_accepted)
+
+
+def assert_cold(target: Trunk, prompt_len: int) -> None:
+    assert cold_cache_agrees(target.holder, prompt_len, next_id=7)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 7, WINDOW, 3 * WINDOW])
+@at_every_boundary
+@of_every_trunk
+def test_s18_verifies_of_any_length_leave_what_plain_decoding_leaves(
+    trunk: str, length: int, num_drafts: int
+) -> None:
+    """Nothing, a part, all but one and everything accepted, a plain step between."""
+    target = chat_on(executable(trunk, BACKEND), ids(length))
+    for turn, num_accepted in enumerate((0, num_drafts // 2, num_drafts - 1, num_drafts)):
+        verify(target, num_drafts, num_accepted, seed=turn)
+        forward(target, ids(1, seed=50 + turn))
+    assert_cold(target, length)
+
+
+@at_every_boundary
+@of_every_trunk
+def test_s18_a_park_between_verifies_leaves_what_plain_decoding_leaves(
+    trunk: str, length: int
+) -> None:
+    target = chat_on(executable(trunk, BACKEND), ids(length))
+    verify(target, 8, 3, seed=1)
+    for token_id in ids(2 * WINDOW, seed=2):
+        forward(target, [token_id])
+    verify(target, 8, 0, seed=3)
+    assert_cold(target, length)
+
+
+@at_every_boundary
+@of_every_trunk
+def test_s18_regenerating_and_cutting_give_the_prefix_back_to_the_bit(
+    trunk: str, length: int
+) -> None:
+    """An answer of three windows is taken back, then half of the prompt."""
+    target = chat_on(executable(trunk, BACKEND), ids(length))
+    forward(target, ids(3 * WINDOW, seed=1))
+    for kept in (length, length // 2):
+        assert target.cache.can_rewind_to(kept)
+        target.rewind_to(kept)
+        forward(target, ids(4, seed=kept))
+        assert_cold(target, kept)
+        target.rewind_to(kept)
+
+
+@of_every_trunk
+def test_s18_a_prefix_the_ring_has_lost_is_refused_never_guessed(trunk: str) -> None:
+    target = chat_on(executable(trunk, BACKEND), ids(900))
+    before = {key: np.array(part) for key, part in target.cache.export_state().items()}
+    assert not target.cache.can_rewind_to(40)
+    with pytest.raises(BackendError):
+        target.cache.rewind_to(40)
+    after = target.cache.export_state()
+    assert target.cache.length == 900
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    assert target.cache.can_rewind_to(0)
+
+
+@at_every_boundary
+@of_every_trunk
+def test_s18_a_clone_and_its_origin_go_their_own_ways(trunk: str, length: int) -> None:
+    model = executable(trunk, BACKEND)
+    origin = chat_on(model, ids(length))
+    holder = Holder(model, origin.cache.clone(), origin.holder.token_ids)
+    clone = Trunk(holder, TargetTraits(), vocab_size=VOCAB, max_context_len=2048)
+    verify(origin, 9, 2, seed=1)
+    verify(clone, 9, 9, seed=2)
+    for target in (origin, clone):
+        forward(target, ids(WINDOW, seed=3))
+        assert_cold(target, length)
+
+
+@of_every_trunk
+def test_memory_of_a_windowed_layer_is_bounded_by_its_window_and_a_forward(trunk: str) -> None:
+    """Only the layers that see everything grow with the text; shared layers have no slot at all."""
+    model, slots = executable(trunk, BACKEND), program(trunk).slots
+    target = chat_on(model, ids(1024))
+    near = [i for i, slot in enumerate(slots) if slot.window is not None]
+    assert near
+    state = target.cache.export_state()
+    assert all(len(state[f"positions.{i}"]) <= WINDOW for i in near)
+    at_1024 = target.cache.num_bytes
+    forward(target, ids(128, seed=1))
+    for start in range(8):
+        forward(target, ids(100, seed=start))
+    target.ensure_capacity(2048)
+    assert target.cache.num_bytes - at_1024 == 1024 * model.cache_bytes_per_token
+
+
+@of_every_trunk
+def test_shared_layers_are_never_stored_twice(trunk: str) -> None:
+    """A slot per layer that owns its keys, and no more."""
+    owning = sum(getattr(op, "writes_kv", False) for op in program(trunk).ops)
+    assert len(program(trunk).slots) == owning
