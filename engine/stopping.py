@@ -24,7 +24,8 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._needles = [text.encode() for text in strings if text]
+        # A lone surrogate (from an argument that was not UTF-8) can match nothing a model says.
+        self._needles = [text.encode(errors="replace") for text in strings if text]
         self._pending = b""
 
     def push(self, piece: bytes) -> tuple[bytes, bool]:

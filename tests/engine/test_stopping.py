@@ -88,6 +88,10 @@ def test_text_that_may_become_a_stop_string_is_held_back_and_then_shown() -> Non
     assert strings.push(b"b") == (b"##b", False)
 
 
+def test_a_stop_string_that_is_not_text_harms_nothing() -> None:
+    assert _run(_rule(stop=["\udcff", ""], max_tokens=3), list(b"abc"))[0] == b"abc"
+
+
 def test_held_back_text_is_shown_when_the_answer_ends_otherwise() -> None:
     rule = _rule(stop=["###"])
     assert _run(rule, [*b"a##", EOS])[0] == b"a##"
