@@ -3,10 +3,6 @@
 
 #define BATCH_TILES 8 /* row tiles that share one unpacked panel */
 
-/* Into the second-level cache: first-level fill buffers are what one core runs out of. One row of Q4_1 on a
- * Sapphire Rapids core: 7.3 GB/s without, 10.3 with first-level, 12.0 with second-level hints (3 KB: 11.1). */
-#define PREFETCH_BYTES 6144
-
 size_t ft_matmul_scratch_bytes(void) { return sizeof(ft_scratch); }
 
 const uint8_t *ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
@@ -100,7 +96,7 @@ static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix 
         t.side = s->side;
         for (int first = 0; first < a->blocks; first += FT_CHUNK_BLOCKS) {
             t.blocks = ft_min_int(FT_CHUNK_BLOCKS, a->blocks - first);
-            prefetch_from(&t, l, chunk + PREFETCH_BYTES);
+            prefetch_from(&t, l, chunk + FT_PREFETCH_BYTES);
             ops->unpack(l, chunk, t.blocks, &s->panel, 0);
             ops->tile(l, &t);
             for (int i = 0; i < FT_TILE; i++) {

@@ -190,7 +190,11 @@ FT_INLINE __m256 weights_at(int type, const uint8_t *group, int64_t k, int half)
 FT_INLINE void float_pair(int type, const uint8_t *group, int cols, const float *const *x, float *out) {
     __m256 sums[2][2][2]; /* [row][half][k % 2] */
     memset(sums, 0, sizeof sums);
+    int64_t pair_bytes = type == FT_F32 ? 128 : 64;
     for (int k = 0; k < cols; k += 2) {
+        const char *ahead = (const char *)group + k / 2 * pair_bytes + FT_PREFETCH_BYTES;
+        _mm_prefetch(ahead, CACHE_HINT);
+        _mm_prefetch(ahead + pair_bytes - 64, CACHE_HINT);
         int last = k + 1 < cols ? 2 : 1;
         for (int odd = 0; odd < last; odd++) {
             FT_UNROLL

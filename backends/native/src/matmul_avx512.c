@@ -292,7 +292,11 @@ FT_INLINE void float_rows(int type, const uint8_t *group, int cols, const float 
     for (int i = 0; i < rows; i++) {
         even[i] = odd[i] = _mm512_setzero_ps();
     }
+    int64_t pair_bytes = type == FT_F32 ? 128 : 64;
     for (int k = 0; k + 1 < cols; k += 2) {
+        const char *ahead = (const char *)group + k / 2 * pair_bytes + FT_PREFETCH_BYTES;
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + pair_bytes - 64, _MM_HINT_T1);
         __m512 w0 = weights_at(type, group, k), w1 = weights_at(type, group, k + 1);
         FT_UNROLL
         for (int i = 0; i < rows; i++) {

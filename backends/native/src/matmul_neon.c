@@ -175,7 +175,11 @@ FT_INLINE float32x4_t weights_at(int type, const uint8_t *group, int64_t k, int 
 FT_INLINE void float_pair(int type, const uint8_t *group, int cols, const float *const *x, float *out) {
     float32x4_t s[PAIR][2][4]; /* [row][k % 2][lanes / 4] */
     memset(s, 0, sizeof s);
+    int64_t pair_bytes = type == FT_F32 ? 128 : 64;
     for (int k = 0; k < cols; k += 2) {
+        const uint8_t *ahead = group + k / 2 * pair_bytes + FT_PREFETCH_BYTES;
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + pair_bytes - 64, 0, 2);
         int last = k + 1 < cols ? 2 : 1;
         for (int odd = 0; odd < last; odd++) {
             FT_UNROLL
