@@ -25,7 +25,9 @@ from engine.events import (
     TurnFailed,
     TurnFinished,
 )
+from engine.executor import TURN_ERRORS
 from engine.options import EngineOptions
+from engine.session import describe_error
 from engine.speculative.registry import SpeculatorRegistry
 
 log = logging.getLogger(__name__)
@@ -112,6 +114,11 @@ class EngineHost:
         try:
             self._report(EngineReady(self._prepare()))
             self._serve()
+        except TURN_ERRORS as error:
+            # No turn is behind it: the backend could not be prepared. Its own words say why.
+            log.exception("the engine could not go on")
+            gone = describe_error(error)
+            ending = EngineFailed(gone)
         except Exception as error:
             log.exception("the engine failed")
             text = f"the engine failed: {error or type(error).__name__}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.base import BackendUnavailable
 from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn
 from engine.events import (
     EngineEvent,
@@ -200,6 +201,20 @@ def test_a_backend_that_cannot_be_imported_is_an_engine_failure(events: _Events)
     failed = events.until(EngineFailed)
     assert isinstance(failed, EngineFailed)
     assert "no backend here" in failed.error.message
+    assert host.join(PATIENCE_S)
+
+
+def test_a_backend_that_cannot_run_here_says_so_in_its_own_words(events: _Events) -> None:
+    def prepare() -> str:
+        raise BackendUnavailable("cuda needs an NVIDIA GPU", hint="use --backend auto")
+
+    host = EngineHost(FakeLoader(), events, prepare=prepare)
+    failed = events.until(EngineFailed)
+    assert isinstance(failed, EngineFailed)
+    assert (failed.error.message, failed.error.hint) == (
+        "cuda needs an NVIDIA GPU",
+        "use --backend auto",
+    )
     assert host.join(PATIENCE_S)
 
 
