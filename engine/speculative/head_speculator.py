@@ -21,6 +21,9 @@ from engine.speculative.target import SpeculativeTarget
 
 MIN_DRAFT_PROB = 0.15
 """Top-1 probability over the head's top-10 logits below which a draft is not worth a row (S14)."""
+MAX_PENDING = 64
+"""Rows that may wait for the next first draft: a parked head that cannot resume after a gap would
+otherwise pay for all of them within one token."""
 
 
 class HeadSpeculator:
@@ -114,6 +117,10 @@ class HeadSpeculator:
             self._pending_start = start_pos
         self._pending_ids.extend(token_ids)
         self._pending_rows.append(hidden.copy())
+        if len(self._pending_ids) >= MAX_PENDING:
+            rows = np.concatenate(self._pending_rows)
+            self._head.catch_up(self._state, self._pending_ids, rows, self._pending_start)
+            self._drop_pending()
 
     def _drop_pending(self) -> None:
         self._pending_ids: list[int] = []

@@ -14,7 +14,7 @@ from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import AdaptiveWindow
 from tests.engine.fakes_drafters import ScriptedSpeculator
-from tests.engine.fakes_speculative import LinearTarget, Turn, plain_stream
+from tests.engine.fakes_speculative import LinearTarget, Turn, plain_stream, prefill
 from tests.engine.speculative_bench import KINDS, PROMPT, Bench, forced
 
 # -- faults (B9, decision: speculation never fails a turn)
@@ -167,3 +167,54 @@ def test_bug_in_a_policy_drops_the_drafter_and_not_the_turn(method: str) -> None
     assert bench.finish() == plain
     assert bench.execution.dropped is not None
     bench.assert_cold()
+
+
+class RuledTurn(Turn):
+    """A grammar that hangs on what was emitted: odd tokens only, from a marker on even ones."""
+
+    def __init__(self, marker: int | None = None) -> None:
+        super().__init__(PROMPT, max_tokens=50)
+        self.marker = marker
+        self.phases: list[bool] = []
+
+    def draw(self, row: np.ndarray, position: int) -> int | None:
+        is_after = self.marker in self.emitted
+        self.phases.append(is_after)
+        ruled = np.full_like(row, -1e9)
+        first = 0 if is_after else 1
+        ruled[first::2] = row[first::2]
+        return super().draw(ruled, position)
+
+
+def ruled_plain(marker: int | None) -> RuledTurn:
+    target = LinearTarget()
+    turn = RuledTurn(marker)
+    token_id = turn.draw(prefill(target, PROMPT), len(PROMPT))
+    while not turn.is_over:
+        assert token_id is not None
+        target.ensure_capacity(target.cached_len + 1)
+        logits = target.forward_rows([token_id]).logits
+        assert logits is not None
+        token_id = turn.draw(logits[0], target.cached_len)
+    return turn
+
+
+@pytest.mark.parametrize("spec", ["oracle:6", "garbage:5", "script:3,0,6"])
+def test_a12_rule_on_the_draw_holds_whatever_is_drafted(spec: str) -> None:
+    """A draft that broke the grammar crashed, or advanced it."""
+    plain = ruled_plain(None)
+    bench = Bench(forced(spec, plain.emitted), turn=RuledTurn())
+    assert bench.finish() == plain.emitted
+    assert all(token_id % 2 for token_id in bench.turn.emitted)
+
+
+@pytest.mark.parametrize("index", range(1, 9))
+def test_a13_rule_that_changes_inside_a_window_changes_for_the_drafts_behind_it(index: int) -> None:
+    """Drafts behind the marker in the same window were judged by the old rule."""
+    marker = ruled_plain(None).emitted[index]
+    plain = ruled_plain(marker)
+    turn = RuledTurn(marker)
+    bench = Bench(forced("oracle:6", plain.emitted), turn=turn)
+    assert bench.finish() == plain.emitted
+    assert turn.phases[: len(plain.phases)] == plain.phases
+    assert any(turn.phases)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.speculative.draft_head import DraftHeadKind
 from engine.speculative.execution import SpeculativeExecution
-from engine.speculative.head_speculator import HeadSpeculator
+from engine.speculative.head_speculator import MAX_PENDING, HeadSpeculator
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import FixedWindow
 from tests.engine.fakes_drafters import FakeHead, FakeHeadState
@@ -23,7 +23,7 @@ from tests.engine.fakes_speculative import (
 )
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-PLAIN = [*PROMPT, *plain_stream("linear", PROMPT, 60)]
+PLAIN = [*PROMPT, *plain_stream("linear", PROMPT, 80)]
 
 
 def rows(start: int, end: int) -> np.ndarray:
@@ -101,6 +101,18 @@ def test_plain_steps_pile_up_and_are_folded_together() -> None:
     ask(speculator, 12, num=1)
     assert head.num_folds == 1
     assert sorted(state_of(speculator).rows) == list(range(12))
+
+
+def test_c4_rows_of_a_long_park_are_ingested_on_the_way() -> None:
+    """Re-arming would pay a catch-up over the whole park inside one token's latency."""
+    head = fake_head(folds=True)
+    speculator = armed(head)
+    for pos in range(8, 66):
+        speculator.commit(PLAIN[pos : pos + 1], rows(pos, pos + 1), pos)
+    assert len(speculator._pending_ids) < MAX_PENDING
+    assert sorted(state_of(speculator).rows) == list(range(66 - len(speculator._pending_ids)))
+    ask(speculator, 66, num=1)
+    assert sorted(state_of(speculator).rows) == list(range(66))
 
 
 @pytest.mark.parametrize("folds", [False, True])
