@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_OPENING = "<think>"
-_CLOSING = "</think>"
+_MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
+"""Opening and closing marks; the second pair is Gemma 4's, whose answers may open with an empty
+thought."""
 _LONE_CLOSING = re.compile(r"^[ \t]*</think>[ \t]*$", re.MULTILINE)
 """A closing tag on a line of its own: some templates put the opening tag into the prompt, so the
 answer has none. A tag quoted inside a sentence or in backticks is text."""
@@ -25,12 +26,13 @@ class SplitAnswer:
 def split_thinking(text: str) -> SplitAnswer:
     """Split an answer, or the part of one that has arrived so far."""
     start = text.lstrip()
-    if start.startswith(_OPENING):
-        thinking, found, answer = start[len(_OPENING) :].partition(_CLOSING)
-        return SplitAnswer(thinking.strip("\n"), answer.lstrip("\n"), not found)
-    if start and _OPENING.startswith(start):
-        return SplitAnswer("", "", True)
-    if closing := _LONE_CLOSING.search(text):
-        answer = text[closing.end() :].lstrip("\n")
-        return SplitAnswer(text[: closing.start()].strip("\n"), answer, False)
+    for opening, closing in _MARKS:
+        if start.startswith(opening):
+            thinking, found, answer = start[len(opening) :].partition(closing)
+            return SplitAnswer(thinking.strip("\n"), answer.lstrip("\n"), not found)
+        if start and opening.startswith(start):
+            return SplitAnswer("", "", True)
+    if lone := _LONE_CLOSING.search(text):
+        answer = text[lone.end() :].lstrip("\n")
+        return SplitAnswer(text[: lone.start()].strip("\n"), answer, False)
     return SplitAnswer("", text, False)

@@ -43,7 +43,7 @@ def assert_logits_match(trunk: str, logits: np.ndarray, stored: np.ndarray) -> N
 
 @of_every_trunk
 @on_every_backend
-@pytest.mark.parametrize("chunk", [48, 1, 7, 16])
+@pytest.mark.parametrize("chunk", [48, 1, 7, 9, 16])
 def test_logits_match_llama_cpp_whatever_the_chunks(trunk: str, backend: str, chunk: int) -> None:
     model, stored = executable(trunk, backend), expected(trunk)
     logits = forward_in_chunks(model, model.new_cache(), stored.token_ids, chunk)
