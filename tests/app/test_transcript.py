@@ -68,6 +68,11 @@ async def test_a_streamed_answer_ends_as_the_whole_would_look(tmp_path: Path) ->
         ("hmm\n</think>\n\nyes", "hmm", "yes", False),
         ("the tag `</think>` ends it", "", "the tag `</think>` ends it", False),
         ("<think>a</think>b </think> c", "a", "b </think> c", False),
+        ("<|channel>thought\nhmm\n<channel|>\nyes", "hmm", "yes", False),
+        ("<|channel>thought\n<channel|>yes", "", "yes", False),
+        ("<|channel>thought\nhm", "hm", "", True),
+        ("<|chan", "", "", True),
+        ("<|channel>final\nyes", "", "<|channel>final\nyes", False),
         ("", "", "", False),
     ],
 )
