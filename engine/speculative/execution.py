@@ -421,6 +421,18 @@ class SpeculativeExecution:
         kind: Literal["verify", "plain", "parked"] = (
             "verify" if step.num_drafts else "parked" if step.is_parked else "plain"
         )
+        if log.isEnabledFor(logging.DEBUG):
+            probs = step.proposal.prefix_probs
+            log.debug(
+                "step=%s pos=%d proposed=%d first_prob=%s verified=%d accepted=%d governor=%s",
+                kind,
+                step.base,
+                len(step.proposal.token_ids),
+                f"{probs[0]:.2f}" if probs else "-",
+                step.num_drafts,
+                step.num_accepted,
+                self.governor_state,
+            )
         return StepResult(tuple(step.drawn), step.num_drafts, step.num_accepted, kind, notice)
 
 

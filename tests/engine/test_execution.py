@@ -303,6 +303,19 @@ def test_s64_phases_are_timed_and_counters_add_up() -> None:
     assert stats.accepted_per_position == sorted(stats.accepted_per_position, reverse=True)
 
 
+def test_s64_debug_log_tells_every_steps_decision(caplog: pytest.LogCaptureFixture) -> None:
+    """A drafter that stayed silent on every follow-up turn was found by such a log."""
+    plain = plain_stream("linear", PROMPT, 10)
+    bench = Bench(forced("script:2,0", plain))
+    with caplog.at_level("DEBUG", "engine.speculative.execution"):
+        bench.step()
+        bench.step()
+    assert [record.message for record in caplog.records] == [
+        "step=verify pos=8 proposed=3 first_prob=- verified=3 accepted=2 governor=off",
+        "step=verify pos=11 proposed=1 first_prob=- verified=1 accepted=0 governor=off",
+    ]
+
+
 def test_new_turn_starts_with_fresh_counters() -> None:
     plain = plain_stream("linear", PROMPT, 10)
     bench = Bench(forced("oracle:4", plain))
