@@ -25,6 +25,8 @@ Phase = Literal[
     "failed",
 ]
 _GAP = "  "
+NEARLY_FULL = 0.9
+"""Share of the context from which its count is coloured: soon the oldest messages are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ def _describe_context(status: Status) -> str:
     return f"{format_tokens(status.context_used)}/{format_tokens(status.context_len)}"
 
 
+def _context_style(status: Status) -> str:
+    is_nearly_full = status.context_used > NEARLY_FULL * status.context_len > 0
+    return "$text-warning" if is_nearly_full else ""
+
+
 def _segments(status: Status) -> Sequence[tuple[int, str, str]]:
     """(priority, style, text) from left to right; the highest numbers are dropped first."""
     rate = f"{status.stats.decode_tok_s:.1f} tok/s" if status.stats else ""
@@ -95,7 +102,7 @@ def _segments(status: Status) -> Sequence[tuple[int, str, str]]:
         (3, "bold", status.model),
         (0, phase_style, describe_phase(status)),
         (1, "$text-success", rate if status.stats and status.stats.decode_tok_s else ""),
-        (2, "", _describe_context(status)),
+        (2, _context_style(status), _describe_context(status)),
         (5, "", _describe_drafts(status)),
         (4, "$text-muted", describe_speculation(status)),
         (6, "$text-warning", f"+{status.num_elsewhere} elsewhere" if status.num_elsewhere else ""),

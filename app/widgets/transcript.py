@@ -14,7 +14,7 @@ from textual.widgets import Static
 from app.widgets.message import MessageView, ShownMessage
 from engine.events import TurnStats
 
-PAGE_MESSAGES = 30
+PAGE_MESSAGES = 20
 """Messages mounted at once; older ones come when they are asked for."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -78,10 +79,25 @@ class Stage:
         if threads := [w for w in self.app.workers if w._thread_worker]:
             await self.app.workers.wait_for_complete(threads)
         for _ in range(2):
-            await self.pilot.pause()
+            await self._drain()
         for view in self.app.chat_screen.query(MessageView):
             await view.draw()  # not when the last drawing's rest is over, but now
-        await self.pilot.pause()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Let the pumps that handle anything here work off their queues, then refresh.
+
+        pilot.pause() asks every widget, Markdown blocks too: four times as slow.
+        """
+        pumps = [self.app, *self.app.screen_stack, *self.app.chat_screen.query(MessageView)]
+        pumps += self.app.screen.query("#transcript, #prompt, #prompt-area, OptionList, SettingRow")
+        done = [asyncio.Event() for _ in pumps]
+        for pump, event in zip(pumps, done, strict=True):
+            if not pump.call_later(event.set):
+                event.set()  # it is being removed
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in done)), 30)
+        self.app.screen._on_timer_update()
+        await asyncio.sleep(0)
 
     async def type(self, text: str) -> None:
         self.app.chat_screen.prompt.area.insert(text)
@@ -102,6 +118,11 @@ class Stage:
     @property
     def text(self) -> str:
         return "\n".join(self.lines())
+
+    @property
+    def words(self) -> str:
+        """The screen as text, with single spaces."""
+        return " ".join(self.text.split())
 
     @property
     def notices(self) -> str:

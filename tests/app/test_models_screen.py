@@ -123,8 +123,8 @@ async def test_the_list_says_what_fits_and_why_not(tmp_path: Path) -> None:
     library = FakeLibrary(models=[SMOL], entries=[GEMMA, HUGE])
     async with open_stage(tmp_path, library=library) as stage:
         await open_models(stage)
-        assert "● smollm2-135m  98 MB  llama Q4_1" in stage.text
-        assert "gemma3-270m  253 MB  Gemma terms" in stage.text
+        assert "● smollm2-135m 98 MB llama Q4_1" in stage.words
+        assert "gemma3-270m 253 MB Gemma terms" in stage.words
         assert "does not fit: needs 45 GB, 8 GB are free [/]" in stage.text
 
 
@@ -133,7 +133,7 @@ async def test_a_refused_drafter_stands_beside_its_model_with_the_reason(tmp_pat
     model = InstalledModel("qwen3-8b", Path("/q.gguf"), 5_000_000_000, drafters=(drafter,))
     async with open_stage(tmp_path, library=FakeLibrary(models=[SMOL, model])) as stage:
         await open_models(stage)
-        assert "↳ qwen3-0.6b  600 MB  refused: another vocabulary [x" in stage.text
+        assert "↳ qwen3-0.6b 600 MB refused: another vocabulary [x" in stage.words
         await stage.pilot.press("down", "down", "enter")
         await stage.settle()
         assert len(stage.engine.sent(LoadModel)) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.flags import sampling_from, settings_from
 from app.cli.main import main
-from app.cli.output import USAGE, CommandFailed, size_text
+from app.cli.output import USAGE, CommandFailed
 from app.cli.parser import build_parser
 from app.settings import Settings
 
@@ -85,10 +85,3 @@ def test_version_and_help_leave_with_zero(capsys: pytest.CaptureFixture[str]) ->
     assert main(["--version"]) == 0
     assert main(["--help"]) == 0
     assert "foretell" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"), [(999, "999 B"), (98_362_432, "98.4 MB"), (2_500_000_000, "2.5 GB")]
-)
-def test_sizes_read_like_a_person_writes_them(num_bytes: int, text: str) -> None:
-    assert size_text(num_bytes) == text
