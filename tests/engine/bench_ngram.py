@@ -110,32 +110,40 @@ def tokenize(path: str | None) -> Callable[[str], list[int]]:
     ]
 
 
-class FrequentIndex(NgramIndex):
-    """Goes on where the longest suffix was most often followed by the same token, not lately."""
+class ExhaustiveIndex(NgramIndex):
+    """Chooses among all places where the longest suffix stood."""
 
     def find(self, min_order: int) -> int | None:
-        place = super().find(min_order)
-        if place is None:
+        latest = super().find(min_order)
+        if latest is None:
             return None
         ids, end = self.ids, len(self.ids)
-        order = next(n for n in self._orders if ids[place - n : place] == ids[end - n :])
+        order = max(
+            table.order
+            for table in self._tables
+            if table.order <= latest
+            and ids[latest - table.order : latest] == ids[end - table.order :]
+        )
         suffix = ids[end - order :]
-        places = [i for i in range(order, end) if ids[i - order : i] == suffix]
-        counts = Counter(ids[i] for i in places)
-        return max(places, key=lambda i: (counts[ids[i]], i))
+        return self.choose([i for i in range(order, end) if ids[i - order : i] == suffix])
+
+    def choose(self, places: list[int]) -> int:
+        raise NotImplementedError
 
 
-class OldestIndex(NgramIndex):
-    """Goes on where the longest suffix stood first."""
+class FrequentIndex(ExhaustiveIndex):
+    """The token that followed most often, at its latest place."""
 
-    def find(self, min_order: int) -> int | None:
-        place = super().find(min_order)
-        if place is None:
-            return None
-        ids, end = self.ids, len(self.ids)
-        order = next(n for n in self._orders if ids[place - n : place] == ids[end - n :])
-        suffix = ids[end - order :]
-        return next(i for i in range(order, end) if ids[i - order : i] == suffix)
+    def choose(self, places: list[int]) -> int:
+        counts = Counter(self.ids[i] for i in places)
+        return max(places, key=lambda i: (counts[self.ids[i]], i))
+
+
+class OldestIndex(ExhaustiveIndex):
+    """The first place."""
+
+    def choose(self, places: list[int]) -> int:
+        return places[0]
 
 
 def with_index(index: type[NgramIndex]) -> NgramSpeculator:
@@ -166,7 +174,6 @@ def with_policy(**changes: object) -> NgramSpeculator:
 
 POLICIES: dict[str, Callable[[], NgramSpeculator]] = {
     "shipped": NgramSpeculator,
-    "o16..1": lambda: with_policy(orders=(16, 8, 5, 3, 2, 1)),
     "most frequent": lambda: with_index(FrequentIndex),
     "oldest": lambda: with_index(OldestIndex),
     "no follow": Unfollowing,
@@ -178,7 +185,7 @@ POLICIES: dict[str, Callable[[], NgramSpeculator]] = {
     "orders 8,4,2": lambda: with_policy(orders=(8, 4, 2)),
     "orders 8,5,3": lambda: with_policy(orders=(8, 5, 3)),
     "orders 16,8,5,3": lambda: with_policy(orders=(16, 8, 5, 3)),
-    "orders 16..1": lambda: with_policy(orders=(16, 8, 5, 3, 2, 1)),
+    "orders 16..2": lambda: with_policy(orders=(16, 8, 5, 3, 2)),
 }
 
 
