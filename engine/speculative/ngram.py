@@ -37,8 +37,9 @@ class NgramPolicy:
 
     orders: tuple[int, ...] = (16, 8, 5, 3, 2, 1)
     """Suffix lengths that are indexed, longest first: the longest one that occurred before wins,
-    at its latest place. On recorded turns these beat (8, 5, 3), (4, 3, 2) and (2,) by 2 to 10 %;
-    the first place or the most frequent continuation won nothing over the latest."""
+    at its latest place. On recorded turns order 1 is worth 17 % on JSON and 6 % on a summary, and
+    (8, 5, 3) loses a fifth there; the first place or the most frequent continuation instead of the
+    latest place moves nothing by more than 4 %."""
     max_match: int = 16
     """Longer matches are not told apart: their drafts are accepted alike."""
     min_prefix_prob: float = 0.2
