@@ -7,7 +7,7 @@ import sys
 
 from app.cli.flags import load_command, sampling_from, settings_from
 from app.cli.headless import HeadlessEngine
-from app.cli.output import CommandFailed, note, say, say_json
+from app.cli.output import USAGE, CommandFailed, is_terminal, note, say, say_json
 from app.settings import Settings
 from app.wiring import Wiring
 from engine.commands import Message, SubmitTurn
@@ -33,11 +33,13 @@ def run_ask(args: argparse.Namespace, wiring: Wiring) -> None:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    piped = "" if sys.stdin is None or is_terminal(sys.stdin) else sys.stdin.read()
     prompt = "\n".join(part for part in (piped.rstrip("\n"), args.prompt) if part)
     if not prompt.strip():
         raise CommandFailed(
-            "nothing to answer: the prompt is empty", hint="give PROMPT or pipe text", exit_code=2
+            "nothing to answer: the prompt is empty",
+            hint="give PROMPT or pipe text",
+            exit_code=USAGE,
         )
     return prompt
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from app.cli.ask import run_ask
 from app.cli.flags import settings_from
-from app.cli.output import USAGE, CommandFailed, say
+from app.cli.output import USAGE, CommandFailed, is_terminal, say
 from app.wiring import Wiring
 
 
 def run_chat(args: argparse.Namespace, wiring: Wiring) -> None:
     """Open the screen. Raises: CommandFailed when there is no terminal, ChatGone for a bad id."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise CommandFailed(
             "the chat needs a terminal", hint="pipe a prompt into 'foretell ask'", exit_code=USAGE
         )

@@ -9,7 +9,8 @@ import sys
 
 import psutil
 
-from app.cli.output import say, say_json, size_text
+from app.cli.output import say, say_json
+from app.sizes import format_bytes
 from app.wiring import Wiring
 
 
@@ -29,7 +30,7 @@ def _machine() -> dict[str, str]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical",
-        "memory": f"{size_text(memory.available)} free of {size_text(memory.total)}",
+        "memory": f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}",
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from app.cli.output import CommandFailed, failed
+from app.cli.output import failed
 from app.services import EngineHandle
 from engine.commands import (
     CancelTurn,
@@ -115,7 +115,7 @@ class HeadlessEngine:
         while True:
             event = self._next()
             if isinstance(event, EngineFailed):
-                raise CommandFailed(event.error.message, hint=event.error.hint)
+                raise failed(event.error)
             yield event
 
     def _next(self) -> EngineEvent:

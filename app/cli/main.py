@@ -16,6 +16,7 @@ from app.cli.output import (
     OK,
     USAGE,
     CommandFailed,
+    is_terminal,
     note,
     prepare_streams,
     say,
@@ -48,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         # The reader left (`| head -1`). Point stdout away so that the exit flush cannot fail too.
         sys.stdout = None
         return OK
+    except OSError as error:
+        note(f"foretell: {_os_message(error)}")
+        return _os_exit_code(error)
 
 
 def _run(args: argparse.Namespace, parser: Parser) -> int:
@@ -59,7 +63,7 @@ def _run(args: argparse.Namespace, parser: Parser) -> int:
 
         say(shtab.complete(parser, shell=args.shell))
         return OK
-    if args.command is None and not sys.stdin.isatty():
+    if args.command is None and not is_terminal(sys.stdin):
         args = parser.parse_args([*(["--offline"] if args.offline else []), "ask"])
     return _dispatch(args)
 
@@ -87,10 +91,6 @@ def _dispatch(args: argparse.Namespace) -> int:
     except (SettingsError, EngineError, BackendError) as error:
         kind: ErrorKind = getattr(error, "kind", "failure")
         raise CommandFailed(str(error), hint=error.hint, exit_code=EXIT_CODES[kind]) from error
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise CommandFailed(_os_message(error), exit_code=_os_exit_code(error)) from error
     return OK
 
 

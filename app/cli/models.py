@@ -7,8 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Callable
 
-from app.cli.output import INTERRUPTED, CommandFailed, note, say, say_json, size_text
+from app.cli.output import INTERRUPTED, CommandFailed, is_terminal, note, say, say_json
 from app.services import DownloadProgress
+from app.sizes import format_bytes
 from app.wiring import Wiring
 from models.catalog import load_catalog
 
@@ -44,14 +45,14 @@ def run_list(args: argparse.Namespace, wiring: Wiring) -> None:
         return
     for model in installed:
         where = f"  ({model.origin})" if model.origin else ""
-        say(f"{model.name:28} {size_text(model.size_bytes):>9}  installed{where}")
+        say(f"{model.name:28} {format_bytes(model.size_bytes):>9}  installed{where}")
     for part in parts:
-        total = f" of {size_text(part.total_bytes)}" if part.total_bytes else ""
-        say(f"{part.name:28} {size_text(part.size_bytes):>9}  partial{total}")
+        total = f" of {format_bytes(part.total_bytes)}" if part.total_bytes else ""
+        say(f"{part.name:28} {format_bytes(part.size_bytes):>9}  partial{total}")
     for entry in catalog:
         if not entry.is_installed:
             fit = f"  {entry.refusal}" if entry.refusal else ""
-            say(f"{entry.name:28} {size_text(entry.size_bytes):>9}  {entry.licence}{fit}")
+            say(f"{entry.name:28} {format_bytes(entry.size_bytes):>9}  {entry.licence}{fit}")
 
 
 def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
@@ -134,7 +135,7 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {number}" for key, number in value.items()) or "none"
     if name.endswith(("bytes", "tokens")) and isinstance(value, int):
-        return size_text(value)
+        return format_bytes(value)
     return "-" if value is None else str(value)
 
 
@@ -152,7 +153,7 @@ class _ProgressLine:
     """One line on stderr that is written over, and only on a terminal."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = is_terminal(sys.stderr)
         self._width = 0
 
     def show(self, progress: DownloadProgress) -> None:
@@ -162,8 +163,8 @@ class _ProgressLine:
         done = progress.num_done / progress.num_total if progress.num_total else 0.0
         left = progress.seconds_left
         text = (
-            f"{progress.stage} {done:4.0%}  {size_text(progress.num_done)} of"
-            f" {size_text(progress.num_total)}  {size_text(progress.bytes_per_s)}/s"
+            f"{progress.stage} {done:4.0%}  {format_bytes(progress.num_done)} of"
+            f" {format_bytes(progress.num_total)}  {format_bytes(progress.bytes_per_s)}/s"
             + (f"  {left:.0f} s left" if left is not None else "")
         )
         note("\r" + text.ljust(self._width), end="")

@@ -1,13 +1,16 @@
 """Where commands print, and the exit codes they leave with.
 
-Answers go to stdout, everything else to stderr. No escape byte is ever written to either.
+Answers go to stdout, everything else to stderr. This program writes no escape byte to either, and a
+terminal gets none that stands in an answer, a title or a file name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from engine.events import ErrorInfo, ErrorKind
 
@@ -28,6 +31,10 @@ EXIT_CODES: dict[ErrorKind, int] = {
 }
 
 
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in b"\t\n\r"}
+"""A terminal would obey these: an answer could write the clipboard or retitle the window."""
+
+
 class CommandFailed(Exception):
     """A command ends with one line on stderr and an exit code."""
 
@@ -43,34 +50,47 @@ def failed(error: ErrorInfo) -> CommandFailed:
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr take any text, whatever the console's code page."""
+    """Make every stream take any text, whatever the code page.
+
+    Pipes and files are UTF-8: a code page would lose characters of an answer for good, and would
+    read a prompt that is UTF-8 as something else.
+    """
     for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
-            is_unicode = encoding.replace("-", "").startswith("utf")
-            reconfigure(errors="surrogateescape" if is_unicode else "replace")
+        if is_terminal(stream):
+            _reconfigure(stream, errors="replace")
+        else:
+            _reconfigure(stream, encoding="utf-8", errors="surrogateescape")
+    if not is_terminal(sys.stdin):
+        _reconfigure(sys.stdin, encoding="utf-8-sig", errors="replace")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person sits there; a stream that was closed before the start is None."""
+    return stream is not None and stream.isatty()
 
 
 def say(text: str = "", *, end: str = "\n") -> None:
     """Print to stdout: the answer."""
-    print(text, end=end, flush=True)
+    print(_harmless(text, sys.stdout), end=end, flush=True)
 
 
 def note(text: str, *, end: str = "\n") -> None:
-    """Print to stderr: everything else."""
-    print(text, end=end, file=sys.stderr, flush=True)
+    """Print to stderr: everything else. Where nobody can read it, the note is lost, nothing more."""
+    if sys.stderr is not None:  # print(file=None) would go to stdout
+        with contextlib.suppress(OSError):
+            print(_harmless(text, sys.stderr), end=end, file=sys.stderr, flush=True)
 
 
 def say_json(value: Any) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2), flush=True)
+    say(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-def size_text(num_bytes: float) -> str:
-    """Bytes as a person reads them: 98.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000 or unit == "GB":
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.0f} {unit}" if unit in ("B", "kB") else f"{num_bytes:.1f} {unit}"
+def _harmless(text: str, stream: TextIO | None) -> str:
+    """The text itself in a pipe or a file, without control characters on a terminal."""
+    return text.translate(_CONTROLS) if is_terminal(stream) else text
+
+
+def _reconfigure(stream: TextIO | None, **changes: str) -> None:
+    if isinstance(stream, io.TextIOWrapper):  # a test or a host program may have put another there
+        stream.reconfigure(**changes)  # type: ignore[arg-type]

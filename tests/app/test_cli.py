@@ -122,9 +122,10 @@ def test_a_terminal_gets_no_control_characters_of_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer with ESC ] 52 wrote the clipboard of whoever read it."""
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
     say("a\x1b]52;c;aGk=\x07\tb\x9b1m\n☃", end="")
-    assert sys.stdout.getvalue() == "a\ufffd]52;c;aGk=\ufffd\tb\ufffd1m\n☃"  # type: ignore[attr-defined]
+    assert terminal.getvalue() == "a\ufffd]52;c;aGk=\ufffd\tb\ufffd1m\n☃"
 
 
 def test_a_pipe_gets_the_answer_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
