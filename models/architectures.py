@@ -19,6 +19,12 @@ ARCHITECTURES: dict[str, str] = {
     "gemma4": "models.gemma4",
 }
 """`general.architecture` to module."""
+DRAFTER_ARCHITECTURES: dict[str, str] = {
+    "gemma4-assistant": "embedding_length_out",
+    "dflash": "embedding_length",
+    "eagle3": "target_hidden_size",
+}
+"""`general.architecture` of a drafter to the key that holds its target's hidden size."""
 
 
 class Architecture(Protocol):
@@ -37,6 +43,11 @@ def architecture_of(file: GgufFile) -> Architecture:
     Raises: UnsupportedArchitecture listing the known ones.
     """
     name = file.architecture
+    if name in DRAFTER_ARCHITECTURES:
+        raise UnsupportedArchitecture(
+            f"{file.path.name} is a drafter ({name}), not a model of its own",
+            hint="load the model it drafts for, and name this file with --draft-model",
+        )
     module = ARCHITECTURES.get(name)
     if module is None:
         raise UnsupportedArchitecture(

@@ -14,18 +14,11 @@ from backends.base import Backend, Executable, LoadProgress
 from backends.program import Program
 from engine.speculative.draft_head import DraftHead
 from models import gemma4_assistant
-from models.architectures import ARCHITECTURES
+from models.architectures import ARCHITECTURES, DRAFTER_ARCHITECTURES
 from models.config import DEFAULT_ROPE_BASE
 from models.errors import DrafterMismatch, ModelError
 from models.gguf_file import GgufFile
 from models.vocabulary import Vocabulary
-
-DRAFTER_ARCHITECTURES: dict[str, str] = {
-    "gemma4-assistant": "embedding_length_out",
-    "dflash": "embedding_length",
-    "eagle3": "target_hidden_size",
-}
-"""`general.architecture` of a drafter to the key that holds its target's hidden size."""
 
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5

@@ -20,8 +20,9 @@ from engine.diagnostics import draft_after
 from engine.speculative.draft_head import top_confidence
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.trunk import Trunk
+from models.errors import UnsupportedArchitecture
 from models.gemma4_assistant import AssistantHead
-from models.loader import Loader
+from models.loader import Loader, inspect
 from tests.models.assistant_formulas import Draft, run_assistant, run_trunk
 from tests.models.tiny_assistant import (
     VOCAB,
@@ -214,6 +215,22 @@ def test_confidence_is_the_best_of_the_softmax_over_the_ten_largest_logits() -> 
     assert top_confidence(np.array([2.0, 2.0], np.float32)) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])
+def test_a_drafter_may_be_kept_in_another_precision_than_its_targets_cache(
+    folder: Path, tmp_path: Path, backend: str
+) -> None:
+    """A half-precision trunk keeps a half-precision cache, which a float32 drafter looks at."""
+    halves = {
+        name: data.astype(np.float16) if data.ndim == 2 else data for name, data in TRUNK.items()
+    }
+    model = load(write_trunk(tmp_path, halves), folder / "assistant.gguf", backend)
+    for length in (WINDOW, 5 * WINDOW):
+        expected = run_assistant(ASSISTANT, halves, text(length)[:-1], text(length)[-1], 1)
+        _, logits, _ = draft_after(model, text(length))
+        np.testing.assert_allclose(logits[0], expected[0].logits, rtol=0, atol=0.02)
+    model.close()
+
+
 # -- what does not fit is refused with the reason, and the trunk answers without it
 
 
@@ -287,6 +304,16 @@ def test_s51_a_drafter_for_another_architecture_or_another_size_is_refused(folde
 
 def test_s51_a_whole_model_is_no_drafter(folder: Path) -> None:
     assert_refused(folder / "trunk.gguf", folder / "trunk.gguf", "is a whole gemma4 model")
+
+
+def test_a_drafter_is_no_model_and_says_how_to_use_it(folder: Path) -> None:
+    path = folder / "assistant.gguf"
+    assert inspect(path).unsupported == (
+        "assistant.gguf is a drafter (gemma4-assistant), not a model of its own"
+    )
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        load(path, path)
+    assert "--draft-model" in caught.value.hint
 
 
 def test_rotation_factors_may_be_missing_since_the_keys_are_the_targets(

@@ -19,8 +19,9 @@ from engine.contracts import LoadedModel
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits
 from models import architectures
+from models.architectures import DRAFTER_ARCHITECTURES
 from models.config import ModelConfig
-from models.drafters import DRAFTER_ARCHITECTURES, check_drafter, open_drafter
+from models.drafters import check_drafter, open_drafter
 from models.errors import (
     BadGguf,
     DoesNotFit,
