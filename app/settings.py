@@ -28,12 +28,13 @@ BACKENDS = ("auto", "native", "torch", "cuda", "mlx")
 _REMOVED_KEYS: Mapping[str, str] = {}
 """Keys of older versions -> the key that replaced them."""
 
+# In this order: the program's own word about being offline comes last, and wins.
 _ENVIRONMENT: Mapping[str, str] = {
     "FORETELL_MODEL": "model",
     "FORETELL_BACKEND": "backend",
     "FORETELL_THREADS": "threads",
-    "FORETELL_OFFLINE": "offline",
     "HF_HUB_OFFLINE": "offline",
+    "FORETELL_OFFLINE": "offline",
     "FORETELL_SPEC": "speculation.is_enabled",
     "FORETELL_SPEC_TYPE": "speculation.algorithm",
     "FORETELL_SPEC_DRAFT": "speculation.window",
@@ -142,7 +143,7 @@ def load_settings(path: Path, env: Mapping[str, str] | None = None) -> Settings:
     """
     tree: dict[str, Any] = {}
     if path.exists():
-        tree = _read_toml(path)
+        tree = _read_toml(path).unwrap()
     settings = _build(Settings, tree, where=str(path))
     return _apply_environment(settings, os.environ if env is None else env)
 
@@ -151,9 +152,9 @@ def save_settings(path: Path, settings: Settings) -> None:
     """Write what differs from the defaults, keeping comments of an existing file.
 
     The file is replaced in one step, mode 0600 (a system prompt may be private).
-    Raises: SettingsError when the folder cannot be written.
+    Raises: SettingsError when the file is no TOML (it is left alone) or cannot be written.
     """
-    document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+    document = _read_toml(path) if path.exists() else tomlkit.document()
     _write_table(document, settings, Settings())
     draft = path.with_name(path.name + ".new")
     try:
@@ -180,9 +181,9 @@ def replace_setting(settings: Settings, key: str, value: object) -> Settings:
         raise SettingsError(str(error), hint=error.hint) from error
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> tomlkit.TOMLDocument:
     try:
-        return dict(tomlkit.parse(path.read_text("utf-8")).unwrap())
+        return tomlkit.parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, TOMLKitError) as error:
         raise SettingsError(
             f"cannot read settings {path}: {error}", hint="correct the file or move it away"
@@ -234,9 +235,8 @@ def _apply_environment(settings: Settings, env: Mapping[str, str]) -> Settings:
         text = env.get(variable, "")
         if not text:
             continue
-        owner: Any = settings
         section, _, name = key.rpartition(".")
-        owner = getattr(settings, section) if section else settings
+        owner: Any = getattr(settings, section) if section else settings
         hint = get_type_hints(type(owner))[name]
         try:
             settings = replace_setting(settings, key, parse_value(text, hint))

@@ -135,3 +135,16 @@ def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
     (folder / "token").write_text("hf_login\n")
     assert read_environment({"HOME": str(tmp_path)}).hf_token == "hf_login"
     assert read_environment({"HOME": str(tmp_path), "HF_TOKEN": "hf_env"}).hf_token == "hf_env"
+
+
+def test_the_programs_own_word_about_being_offline_wins(tmp_path: Path) -> None:
+    """FORETELL_OFFLINE=1 was undone by HF_HUB_OFFLINE=0."""
+    env = {"FORETELL_OFFLINE": "1", "HF_HUB_OFFLINE": "0"}
+    assert load_settings(tmp_path / "c.toml", env).offline
+
+
+def test_a_file_that_broke_meanwhile_is_not_saved_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", "threads = = 3\n")
+    with pytest.raises(SettingsError, match="cannot read settings"):
+        save_settings(path, Settings(threads=2))
+    assert path.read_text("utf-8") == "threads = = 3\n"
