@@ -27,6 +27,9 @@ def start_log(path: Path) -> None:
         logging.getLogger().addHandler(logging.NullHandler())
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    # A full disk, or another window that holds the file on Windows, loses lines of the log: printed
+    # on stderr, as logging does by itself, they would stand in the screen.
+    logging.raiseExceptions = False
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
