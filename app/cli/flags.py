@@ -15,7 +15,6 @@ from engine.sampling_params import SamplingParams
 
 _SETTING_OF_FLAG = {
     "model": "model",
-    "offline": "offline",
     "ctx_size": "context_len",
     "temp": "sampling.temperature",
     "top_k": "sampling.top_k",
@@ -38,10 +37,8 @@ def settings_from(args: argparse.Namespace, settings: Settings) -> Settings:
     changes: list[tuple[str, Any]] = [
         (key, getattr(args, flag))
         for flag, key in _SETTING_OF_FLAG.items()
-        if getattr(args, flag, None) is not None and getattr(args, flag) is not False
+        if getattr(args, flag, None) is not None
     ]
-    if getattr(args, "spec", None) is False:
-        changes.append(("speculation.is_enabled", False))
     if getattr(args, "no_governor", False):
         changes.append(("speculation.use_governor", False))
     try:

