@@ -56,7 +56,11 @@ def run_bench(args: argparse.Namespace, wiring: Wiring) -> None:
 def run_scenario(
     args: argparse.Namespace, wiring: Wiring, settings: Settings, scenario: Scenario
 ) -> None:
-    """Play a conversation in both modes and report the pairs. Ctrl-C keeps what is done."""
+    """Play a conversation in both modes and report the pairs.
+
+    Raises: KeyboardInterrupt after Ctrl-C, when what was done is printed and kept.
+    """
+    is_stopped = False
     with HeadlessEngine(lambda on_event: wiring.start_engine(settings, on_event)) as engine:
         info = engine.load(load_command(settings, wiring))
         report = BenchReport(scenario=scenario.name, model=info.name)
@@ -73,6 +77,7 @@ def run_scenario(
             )
         except KeyboardInterrupt:
             note("stopped; what follows is what was done")
+            is_stopped = True
     figures = report.figures()
     if figures:
         wiring.open_bench().save(
@@ -85,11 +90,13 @@ def run_scenario(
         )
     if args.json:
         say_json(report_dict(report, figures))
-        return
-    for line in table(figures):
-        say(line)
-    if scenario.name == "spec":
-        say(recommend(figures, window=settings.speculation.window))
+    else:
+        for line in table(figures):
+            say(line)
+        if scenario.name == "spec":
+            say(recommend(figures, window=settings.speculation.window))
+    if is_stopped:
+        raise KeyboardInterrupt
 
 
 def run_rows(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> None:

@@ -69,7 +69,7 @@ def _say_chat(chat_id: str, form: str, wiring: Wiring) -> None:
     store = wiring.open_chats()
     chat = store.find(chat_id)
     if form == "json":
-        say(export_json(chat, store.all_messages(chat.id)))
+        say(export_json(chat, store.all_messages(chat.id)), end="")
     else:
         say(export_markdown(chat, store.messages(chat.id)), end="")
 

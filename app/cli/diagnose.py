@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from app.cli.ask import REQUEST, stats_dict
 from app.cli.flags import load_command, sampling_from, settings_from
-from app.cli.output import MISSING, USAGE, CommandFailed, failed, note, say_json
+from app.cli.output import BAD_MODEL, MISSING, USAGE, CommandFailed, failed, note, say_json
 from app.wiring import Wiring
 from backends.base import Segment
 from engine.commands import SubmitTurn
 from engine.contracts import LoadedModel
+from engine.errors import EngineError
 from engine.events import EngineEvent, ModelFailed, TurnFailed, TurnFinished
 
 if TYPE_CHECKING:
@@ -91,10 +92,14 @@ def run_draft(args: argparse.Namespace, wiring: Wiring) -> None:
     """Write what a trained drafter proposes after the tokens."""
     from engine.diagnostics import draft_after
 
+    if not Path(args.draft_model).is_file():
+        raise CommandFailed(
+            f"there is no file {args.draft_model}", hint="check --draft-model", exit_code=MISSING
+        )
     model = _load(args, wiring)
     if model.draft_head is None:
         reason = model.draft_head_refusal or "the file holds no drafter"
-        raise CommandFailed(f"{args.draft_model}: {reason}", exit_code=4)
+        raise CommandFailed(f"{args.draft_model}: {reason}", exit_code=BAD_MODEL)
     ids, logits, confidences = draft_after(model, list(args.tokens))
     _write_npz(args.out, draft_ids=ids, draft_logits=logits, confidences=confidences)
 
@@ -133,7 +138,11 @@ def _engine(args: argparse.Namespace, wiring: Wiring, events: list[EngineEvent])
     command = load_command(wiring.settings, wiring)
     if args.drafter is not None:
         plain = _plain_ids(args, wiring) if not args.drafter.startswith("garbage") else []
-        registry.register(FORCED_DRAFTER, drafter_factory(args.drafter, list(args.tokens), plain))
+        try:
+            factory = drafter_factory(args.drafter, list(args.tokens), plain)
+        except EngineError as error:
+            raise CommandFailed(str(error), hint=error.hint, exit_code=USAGE) from error
+        registry.register(FORCED_DRAFTER, factory)
         # A forced pattern is not up to the governor.
         forced = replace(command.speculation, algorithm=FORCED_DRAFTER, use_governor=False)
         command = replace(command, speculation=forced)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import platform
 import sys
 
@@ -24,7 +23,7 @@ def run_doctor(args: argparse.Namespace, wiring: Wiring) -> None:
         say(f"{name:18} {value}")
 
 
-def _machine() -> dict[str, str]:
+def _machine() -> dict[str, object]:
     memory = psutil.virtual_memory()
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -34,19 +33,15 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _backends(wiring: Wiring) -> dict[str, str]:
+def _backends(wiring: Wiring) -> dict[str, object]:
     from backends.select import describe_backends
 
     found = {f"backend {row.name}": row.text for row in describe_backends()}
     picked = f"{wiring.settings.backend} (setting)"
-    return {"backend": picked, **found, "mlx installed": str(_is_installed("mlx"))}
+    return {"backend": picked, **found}
 
 
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
-
-
-def _places(wiring: Wiring) -> dict[str, str]:
+def _places(wiring: Wiring) -> dict[str, object]:
     found = wiring.library.find(wiring.settings.model)
     wanted = f"{wiring.settings.model}: " + (
         str(found) if found else f"missing (foretell models pull {wiring.settings.model})"
@@ -56,5 +51,5 @@ def _places(wiring: Wiring) -> dict[str, str]:
         "models": str(wiring.paths.models_dir),
         "chats": str(wiring.paths.database_file),
         "settings": str(wiring.paths.config_file),
-        "offline": str(wiring.settings.offline),
+        "offline": wiring.settings.offline,
     }

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from app.cli.flags import load_command, settings_from
+from app.cli.flags import load_command
 from app.cli.output import CommandFailed, note, say, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -102,11 +102,14 @@ class PeerProcess:
 
 def run_peers(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> None:
     """Alternate our engine and the peer; report medians and the ratios' spread."""
-    settings = settings_from(args, settings)
     command = load_command(settings, wiring)
     python = wiring.environment.peer_python or sys.executable
     if subprocess.run([python, "-c", _PROBE], capture_output=True, check=False).returncode != 0:
-        say(f"llama.cpp: skipped, {python} has no llama-cpp-python (see FORETELL_PEER_PYTHON)")
+        reason = f"{python} has no llama-cpp-python (see FORETELL_PEER_PYTHON)"
+        if args.json:
+            say_json({"peer": "llama.cpp", "skipped": reason})
+        else:
+            say(f"llama.cpp: skipped, {reason}")
         return
     threads = settings.threads or psutil.cpu_count(logical=False) or 1
     model = wiring.loader(settings)(

@@ -6,14 +6,32 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from app.cli.headless import HeadlessEngine
 from app.cli.main import VERSION, main
-from app.cli.output import DOES_NOT_FIT, MISSING, OK, USAGE, note, say
+from app.cli.output import (
+    DOES_NOT_FIT,
+    FAILURE,
+    INTERRUPTED,
+    MISSING,
+    OFFLINE,
+    OK,
+    USAGE,
+    CommandFailed,
+    note,
+    say,
+)
+from app.log_file import start_log
+from app.machine import Busy
 from app.sizes import format_bytes
+from engine.commands import Command, LoadModel
+from engine.events import EngineEvent, EngineFailed, ErrorInfo
+from storage.chats import ChatStore
+from storage.database import Database
 
 TINY = Path(__file__).parents[1] / "fixtures" / "trunks" / "llama" / "model.gguf"
 
@@ -25,6 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back: `start_log` clears it
     before = list(logging.getLogger().handlers)
     yield tmp_path
     for handler in logging.getLogger().handlers[:]:
@@ -160,3 +179,108 @@ def test_a_missing_model_has_its_own_exit_code(
 )
 def test_sizes_read_like_a_person_writes_them(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize("argv", [["--offline", "models", "pull"], ["models", "pull", "--offline"]])
+def test_offline_is_understood_before_and_behind_the_command(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "smollm2-135m"]) == OFFLINE
+    assert "offline" in capsys.readouterr().err
+
+
+def test_an_engine_that_ended_says_why_with_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The engine's ErrorKind was dropped when the thread ended before the load."""
+    error = ErrorInfo("does_not_fit", "no memory left", "close something")
+
+    class Ended:
+        def __init__(self, on_event: Callable[[EngineEvent], None]) -> None:
+            on_event(EngineFailed(error))
+
+        def submit(self, command: Command) -> None:
+            pass
+
+        def join(self, timeout_s: float | None = None) -> bool:
+            return True
+
+    with HeadlessEngine(Ended) as engine, pytest.raises(CommandFailed) as caught:
+        engine.load(LoadModel(path=TINY, name="tiny"))
+    assert (str(caught.value), caught.value.exit_code) == ("no memory left", DOES_NOT_FIT)
+
+
+def test_a_drafter_nobody_knows_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "stream", str(TINY), "--tokens", "1", "--drafter", "magic:1"]) == USAGE
+    assert "drafter magic:1 is unknown" in capsys.readouterr().err
+
+
+def test_a_missing_drafter_file_is_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["diagnose", "draft", str(TINY), "--tokens", "1", "--out", str(home / "o.npz")]
+    assert main([*argv, "--draft-model", "nothing.gguf"]) == MISSING
+
+
+def test_diagnose_stream_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--tokens", "1,2,3", "--max-tokens", "6", "--temp", "0", "--drafter", "oracle:2"]
+    assert main(["diagnose", "stream", str(TINY), *flags]) == OK
+    document = json.loads(capsys.readouterr().out)
+    assert document["cache_ok"] is True
+    assert document["cache_len"] == 3 + len(document["token_ids"]) - 1
+
+
+def test_a_stopped_bench_prints_what_is_done_and_leaves_as_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C left with 0: a script could not tell half a bench from a whole one."""
+
+    def stop(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.cli.bench.run_paired", stop)
+    monkeypatch.setattr("app.cli.bench.measure_busy", lambda: Busy(0.0, ""))
+    assert main(["bench", "spec", "-m", str(TINY), "--json"]) == INTERRUPTED
+    out, err = capsys.readouterr()
+    assert json.loads(out)["figures"] == []
+    assert "stopped" in err
+
+
+def test_a_skipped_peer_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("app.cli.peers._PROBE", "raise SystemExit(1)")
+    monkeypatch.setattr("app.cli.bench.measure_busy", lambda: Busy(0.0, ""))
+    assert main(["bench", "peers", "-m", str(TINY), "--json"]) == OK
+    assert "no llama-cpp-python" in json.loads(capsys.readouterr().out)["skipped"]
+
+
+def test_chats_are_exported_as_they_were_written(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = Database(home / "data" / "chats.db")
+    store = ChatStore(database)
+    chat = store.create()
+    store.add_message(chat.id, "user", "a ☃ question")
+    database.close()
+    assert main(["chats", "export", chat.id, "--format", "json"]) == OK
+    out = capsys.readouterr().out
+    assert json.loads(out)["messages"][0]["content"] == "a ☃ question"
+    assert out.endswith("}\n")
+    assert not out.endswith("\n\n")
+    assert main(["chats", "export", chat.id[:4]]) == OK
+    assert "a ☃ question\n" in capsys.readouterr().out
+    assert main(["chats", "rm", chat.id]) == OK
+    assert main(["chats", "show", chat.id]) == FAILURE
+
+
+def test_a_log_that_cannot_be_written_is_silent(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """logging prints a traceback on stderr by itself: into the screen, when the disk was full."""
+    start_log(home / "foretell.log")
+
+    def fail(record: logging.LogRecord) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logging.getLogger().handlers[-1], "shouldRollover", fail)
+    logging.getLogger("app").warning("x")
+    assert capsys.readouterr().err == ""
