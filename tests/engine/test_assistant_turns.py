@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -242,3 +243,40 @@ def test_s32_drafts_again_after_a_park(model: LoadedModel, num_parked: int) -> N
     assert tuple(turn.emitted) == plain.token_ids
     assert accepted_after > 0
     assert cold_check(model, holder, list(PROMPT), turn.emitted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_s42_any_schedule_of_switches_edits_cancels_and_company_gives_plain_streams(
+    model: LoadedModel, seed: int
+) -> None:
+    """Three chats take turns of all kinds; every answer that was not cut short is plain's."""
+    schedule = random.Random(seed)
+    rig = rig_on(model, FORCED)
+    texts: dict[str, tuple[int, ...]] = dict.fromkeys(("a", "b", "c"), PROMPT[:10])
+    running: dict[str, tuple[str, tuple[int, ...]]] = {}
+    num_compared = 0
+    for _ in range(120):
+        chat = schedule.choice(sorted(texts))
+        if chat not in running:
+            kept = texts[chat] if schedule.random() < 0.6 else texts[chat][: len(texts[chat]) // 2]
+            prompt = (*kept[:200], *schedule.choices(PROMPT, k=schedule.choice((1, 4, 9))))
+            running[chat] = (rig.submit(prompt, chat, max_tokens=25), prompt)
+        elif schedule.random() < 0.1:
+            rig.engine.apply(CancelTurn(running[chat][0]))
+        if schedule.random() < 0.2:
+            window = schedule.choice((1, 4, 24))
+            rig.engine.apply(
+                UpdateSpeculation(schedule.choice((PLAIN, replace(FORCED, window=window))))
+            )
+        rig.run(schedule.randrange(1, 6))
+        for chat, (request_id, prompt) in list(running.items()):
+            if not any(e.request_id == request_id for e in of_type(rig.events, TurnFinished)):
+                continue
+            end = rig.finished(request_id)
+            assert_cold(rig, prompt, end)
+            if end.finish_reason != "cancelled":
+                assert end.token_ids == plain_turn(model, prompt, max_tokens=25).token_ids
+                num_compared += 1
+            texts[chat] = (*prompt, *end.token_ids)
+            del running[chat]
+    assert num_compared > 10
