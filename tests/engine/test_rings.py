@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
 
 from backends.base import BackendError, Executable
 from engine.cache.holder import Holder
-from engine.diagnostics import cold_cache_agrees
+from engine.contracts import LoadedModel
+from engine.diagnostics import cold_cache_agrees, cold_check
+from engine.speculative.drafters import drafter_factory
+from engine.speculative.options import SpeculationOptions
+from engine.speculative.registry import default_registry
 from engine.speculative.target import TargetTraits
 from engine.speculative.trunk import Trunk
+from models.loader import Loader
+from tests.engine.fakes_engine import EngineRig
 from tests.engine.test_parity_models import BACKEND
-from tests.models.trunk_fixtures import executable, program
+from tests.models.trunk_fixtures import BACKENDS, TRUNKS_DIR, executable, program
 
 TRUNKS = ("gemma3", "gemma4-dense", "gemma4-ple", "gemma4-moe")
 WINDOW, VOCAB = 16, 512
@@ -120,6 +127,39 @@ def test_s18_a_clone_and_its_origin_go_their_own_ways(trunk: str, length: int) -
     for target in (origin, clone):
         forward(target, ids(WINDOW, seed=3))
         assert_cold(target, length)
+
+
+@cache
+def loaded(trunk: str) -> LoadedModel:
+    """A fixture as the engine gets it; never closed."""
+    return Loader(BACKENDS[BACKEND])(
+        TRUNKS_DIR / trunk / "model.gguf",
+        name=trunk,
+        speculation=SpeculationOptions(),
+        progress=lambda stage, share: None,
+    )
+
+
+@pytest.mark.parametrize("drafter", ["oracle:24", "script:0,24,1,9,23"])
+@at_every_boundary
+@of_every_trunk
+def test_s18_turns_that_start_at_any_boundary_and_are_asked_again_are_plain_ones(
+    trunk: str, length: int, drafter: str
+) -> None:
+    """Drafts beyond the window of 16, accepted whole and in part, then the answer anew."""
+    model, prompt = loaded(trunk), tuple(ids(length, seed=8))
+    plain = EngineRig(model=model).ask(prompt, max_tokens=60)
+    registry = default_registry()
+    registry.register("forced", drafter_factory(drafter, list(prompt), list(plain.token_ids)))
+    forced = SpeculationOptions(algorithm="forced", window=24, use_governor=False)
+    rig = EngineRig(model=model, speculation=forced, registry=registry)
+    for _ in range(2):
+        end = rig.ask(prompt, max_tokens=60)
+        assert end.token_ids == plain.token_ids
+        assert end.stats.draft_n_accepted > 0
+        holder = rig.engine.holder(end.chat_id)
+        assert holder is not None
+        assert cold_check(model, holder, list(prompt), list(end.token_ids))
 
 
 @of_every_trunk
