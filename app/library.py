@@ -6,7 +6,7 @@ may block on disk or network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,22 +59,23 @@ class Library:
     def installed(self) -> Sequence[InstalledModel]:
         """Every model file that was found, this program's own first; drafters left out."""
         drafters = {drafter.name for drafter in load_catalog().drafters}
-        return [
-            self._installed(model) for model in self.files.installed() if model.name not in drafters
-        ]
+        found = self.files.installed()
+        here = _by_name_and_hash(found)
+        return [_installed(model, here) for model in found if model.name not in drafters]
 
     def catalog(self) -> Sequence[CatalogModel]:
         """Every model that can be downloaded, smallest first."""
-        here = {model.name for model in self.files.installed()}
+        here = _by_name_and_hash(self.files.installed())
         parts = {part.name: part for part in self.files.parts()}
-        return [self._catalog_model(entry, here, parts) for entry in load_catalog().models]
+        return [_catalog_model(entry, here, parts) for entry in load_catalog().models]
 
     def find(self, name: str) -> Path | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
         try:
             return self.files.resolve(name).path
         except ModelNotFound:
-            return self._same_content(name)
+            entry = load_catalog().find(name)
+            return _path_of(entry, _by_name_and_hash(self.files.installed())) if entry else None
 
     def resolve(self, name: str) -> ModelFile:
         """The file, with what is known of it. Raises: ModelNotFound naming near ones."""
@@ -142,48 +143,55 @@ class Library:
         """Remove what an unfinished download has kept."""
         self.files.remove_part(name)
 
-    def _same_content(self, name: str) -> Path | None:
-        """A catalog model that lies in another program's store under the same hash."""
-        entry = load_catalog().find(name)
-        if entry is None or len(entry.files) != 1 or entry.files[0].sha256 is None:
-            return None
-        file = self.files.with_hash(entry.files[0].sha256)
-        return file.path if file else None
 
-    def _installed(self, model: ModelFile) -> InstalledModel:
-        entry = load_catalog().find(model.name)
-        return InstalledModel(
-            name=model.name,
-            path=model.path,
-            size_bytes=model.size_bytes,
-            details=f"{entry.title}, {entry.quantization}" if entry else "",
-            origin=ORIGINS.get(model.origin, ""),
-            can_delete=model.can_remove,
-            drafters=self._drafters(model.name),
-        )
+Here = Mapping[str, Path]
+"""Name, or SHA-256 where it is known, of every model file that was found -> its path."""
 
-    def _catalog_model(
-        self, entry: CatalogEntry, here: set[str], parts: dict[str, PartFile]
-    ) -> CatalogModel:
-        names = {_stem(file) for file in entry.files}
-        return CatalogModel(
-            name=entry.name,
-            title=entry.title,
-            size_bytes=entry.size_bytes,
-            licence=entry.licence,
-            is_installed=entry.name in here,
-            part_bytes=sum(parts[name].size_bytes for name in names if name in parts),
-            refusal=_does_not_fit(entry),
-            drafters=self._drafters(entry.name),
-        )
 
-    def _drafters(self, model_name: str) -> tuple[DrafterChoice, ...]:
-        return tuple(self._drafter(d) for d in load_catalog().drafters_for(model_name))
+def _by_name_and_hash(found: Sequence[ModelFile]) -> Here:
+    # The program's own files come first and win: entered last.
+    keys = [(key, model.path) for model in found for key in (model.name, model.sha256) if key]
+    return dict(reversed(keys))
 
-    def _drafter(self, drafter: CatalogDrafter) -> DrafterChoice:
-        return DrafterChoice(
-            name=drafter.name, size_bytes=drafter.size_bytes, path=self.find(drafter.name)
-        )
+
+def _path_of(entry: CatalogEntry | CatalogDrafter, here: Here) -> Path | None:
+    """Where a catalog entry lies: under its name, or in another program's store by its hash."""
+    hash_ = entry.files[0].sha256 if len(entry.files) == 1 else None
+    return here.get(entry.name) or here.get(hash_ or "")
+
+
+def _installed(model: ModelFile, here: Here) -> InstalledModel:
+    entry = load_catalog().find(model.name)
+    return InstalledModel(
+        name=model.name,
+        path=model.path,
+        size_bytes=model.size_bytes,
+        details=f"{entry.title}, {entry.quantization}" if entry else "",
+        origin=ORIGINS.get(model.origin, ""),
+        can_delete=model.can_remove,
+        drafters=_drafters(model.name, here),
+    )
+
+
+def _catalog_model(entry: CatalogEntry, here: Here, parts: dict[str, PartFile]) -> CatalogModel:
+    names = {_stem(file) for file in entry.files}
+    return CatalogModel(
+        name=entry.name,
+        title=entry.title,
+        size_bytes=entry.size_bytes,
+        licence=entry.licence,
+        is_installed=_path_of(entry, here) is not None,
+        part_bytes=sum(parts[name].size_bytes for name in names if name in parts),
+        refusal=_does_not_fit(entry),
+        drafters=_drafters(entry.name, here),
+    )
+
+
+def _drafters(model_name: str, here: Here) -> tuple[DrafterChoice, ...]:
+    return tuple(
+        DrafterChoice(name=d.name, size_bytes=d.size_bytes, path=_path_of(d, here))
+        for d in load_catalog().drafters_for(model_name)
+    )
 
 
 def _stem(file: CatalogFile) -> str:

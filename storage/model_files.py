@@ -123,10 +123,6 @@ class ModelFiles:
             hint=f"did you mean {', '.join(near)}?" if near else "foretell models list shows all",
         )
 
-    def with_hash(self, sha256: str) -> ModelFile | None:
-        """A model whose content is known to have this hash, wherever it lies."""
-        return next((model for model in self.installed() if model.sha256 == sha256), None)
-
     def remove(self, model: ModelFile) -> bool:
         """Move the model's files to the trash, or delete them where there is none.
 
@@ -135,7 +131,8 @@ class ModelFiles:
         """
         if not model.can_remove:
             raise StorageError(
-                f"{model.path} belongs to another program", hint=f"remove it there ({model.origin})"
+                f"{model.path} is not foretell's own file, it is only used in place",
+                hint="remove it with the program it belongs to",
             )
         in_trash = True
         for path in model.shards or (model.path,):

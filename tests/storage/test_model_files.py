@@ -119,8 +119,6 @@ def test_the_hub_cache_is_used_in_place_with_the_hash_it_states(tmp_path: Path) 
     assert not model.can_remove
     if sys.platform != "win32":
         assert model.sha256 == HASH
-        assert files.with_hash(HASH) == model
-    assert files.with_hash("00" * 32) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs links")
@@ -166,7 +164,7 @@ def test_equal_names_stay_reachable_by_path(tmp_path: Path) -> None:
 def test_files_of_other_programs_are_never_removed(tmp_path: Path) -> None:
     link = add_hub_file(tmp_path, "owner/repo", "rev1", "m.gguf")
     files = ModelFiles(tmp_path / "own", hf_cache=tmp_path)
-    with pytest.raises(StorageError, match="belongs to another program"):
+    with pytest.raises(StorageError, match="only used in place"):
         files.remove(files.resolve("m"))
     assert link.exists()
 

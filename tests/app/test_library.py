@@ -1,0 +1,75 @@
+"""The library: what is here, wherever it lies, without looking everywhere again and again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.library import Library
+from app.settings import Settings, read_environment
+from models.catalog import load_catalog
+from storage.model_files import ModelFile, ModelFiles
+from storage.paths import Paths
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    env = {"HOME": str(tmp_path), "FORETELL_HOME": str(tmp_path / "own")}
+    return Library(Paths(tmp_path / "own"), Settings(), read_environment(env))
+
+
+def put_into_hub_cache(home: Path, sha256: str, name: str) -> Path:
+    """A file as huggingface_hub keeps it: a link to a blob that is named by its hash."""
+    repo = home / ".cache" / "huggingface" / "hub" / "models--someone--something"
+    blob, link = repo / "blobs" / sha256, repo / "snapshots" / "abc" / name
+    for path in (blob, link):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    link.symlink_to(blob)
+    return link
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+def test_a_catalog_model_in_another_programs_store_counts_as_installed(
+    library: Library, tmp_path: Path
+) -> None:
+    """`models list` offered what `models pull` called "here already"."""
+    entry = next(m for m in load_catalog().models if len(m.files) == 1 and m.files[0].sha256)
+    link = put_into_hub_cache(tmp_path, str(entry.files[0].sha256), "other-name.gguf")
+    listed = {model.name: model.is_installed for model in library.catalog()}
+    assert listed[entry.name]
+    assert library.find(entry.name) == link
+
+
+def test_a_drafter_is_found_beside_its_model(library: Library) -> None:
+    drafter = load_catalog().drafters[0]
+    path = library.folder / drafter.files[0].file_name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    (model,) = [m for m in library.catalog() if m.name == drafter.serves[0]]
+    assert {choice.name: choice.path for choice in model.drafters}[drafter.name] == path
+    assert library.installed() == []
+
+
+def test_a_list_looks_into_the_folders_once(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog looked into every folder twice for each of its drafters: 58 times."""
+    looks = []
+    found = ModelFiles.installed
+
+    def count(files: ModelFiles) -> list[ModelFile]:
+        looks.append(files)
+        return found(files)
+
+    monkeypatch.setattr(ModelFiles, "installed", count)
+    assert library.catalog()
+    assert len(looks) == 1
+
+
+def test_a_missing_model_is_told_with_what_can_be_done(library: Library) -> None:
+    assert "pull smollm2-135m" in library.not_found("smollm2-135m").hint
+    assert "smollm2-135m" in library.not_found("smollm2-135").hint
+    assert library.not_found("zzz").hint == "see 'foretell models list'"
