@@ -12,6 +12,7 @@ import numpy as np
 from engine.speculative.target import SpeculativeTarget
 
 _CONFIDENCE_TOP = 10
+_ROWS = 64
 
 
 def top_confidence(logits: np.ndarray) -> float:
@@ -19,12 +20,16 @@ def top_confidence(logits: np.ndarray) -> float:
 
     Source: llama.cpp's drafting sampler, top-k 10.
     """
-    # Partitioning a few candidates instead of 262k logits saves 3 ms a pass; what lies more than
-    # 20 below the best weighs under 1e-8.
-    close = logits[logits >= logits.max() - 20.0]
-    if len(close) > _CONFIDENCE_TOP:
-        close = np.partition(close, -_CONFIDENCE_TOP)[-_CONFIDENCE_TOP:]
-    return float(1.0 / np.exp(close - close.max()).sum())
+    # The ten largest lie in the ten columns with the largest maxima: 0.1 ms for a vocabulary of
+    # 262k, where partitioning all of it takes 1 ms.
+    num_columns = len(logits) // _ROWS
+    if num_columns > _CONFIDENCE_TOP:
+        table = logits[: _ROWS * num_columns].reshape(_ROWS, num_columns)
+        order = np.argpartition(table.max(axis=0), -_CONFIDENCE_TOP)
+        rest = logits[_ROWS * num_columns :]
+        logits = np.concatenate([table[:, order[-_CONFIDENCE_TOP:]].ravel(), rest])
+    best = np.sort(logits)[-_CONFIDENCE_TOP:]
+    return float(1.0 / np.exp(best - best[-1]).sum())
 
 
 class DraftHeadKind(Enum):
