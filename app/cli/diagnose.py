@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.ask import REQUEST, stats_dict
-from app.cli.flags import load_command, sampling_from, settings_from
+from app.cli.flags import load_command, settings_from
 from app.cli.output import BAD_MODEL, MISSING, USAGE, CommandFailed, failed, note, say_json
 from app.wiring import Wiring
 from backends.base import Segment
@@ -20,6 +20,7 @@ from engine.commands import SubmitTurn
 from engine.contracts import LoadedModel
 from engine.errors import EngineError
 from engine.events import EngineEvent, ModelFailed, TurnFailed, TurnFinished
+from engine.speculative.options import MAX_WINDOW
 
 if TYPE_CHECKING:
     from engine.engine import InferenceEngine
@@ -66,7 +67,7 @@ def run_stream(args: argparse.Namespace, wiring: Wiring) -> None:
         request_id=REQUEST,
         chat_id=REQUEST,
         prompt=args.tokens,
-        sampling=sampling_from(args, settings),
+        sampling=settings.sampling,
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
         stop_ids=tuple(args.stop_ids),
@@ -157,7 +158,10 @@ def _engine(args: argparse.Namespace, wiring: Wiring, events: list[EngineEvent])
 
 
 def _plain_ids(args: argparse.Namespace, wiring: Wiring) -> list[int]:
-    """The stream without drafting, which oracle and script drafters follow."""
+    """The stream without drafting and past every stop: what oracle and script drafters propose.
+
+    A drafter that knew of the stops could not put one inside an accepted window.
+    """
     settings = wiring.settings
     plain = replace(settings, speculation=replace(settings.speculation, is_enabled=False))
     plain_args = argparse.Namespace(**{**vars(args), "drafter": None})
@@ -167,10 +171,8 @@ def _plain_ids(args: argparse.Namespace, wiring: Wiring) -> list[int]:
         REQUEST,
         REQUEST,
         args.tokens,
-        sampling_from(args, settings),
-        max_tokens=args.max_tokens,
-        stop=tuple(args.stop),
-        stop_ids=tuple(args.stop_ids),
+        settings.sampling,
+        max_tokens=None if args.max_tokens is None else args.max_tokens + MAX_WINDOW,
     )
     return list(_run(engine, turn, events).token_ids)
 
