@@ -163,6 +163,20 @@ def test_s18_turns_that_start_at_any_boundary_and_are_asked_again_are_plain_ones
 
 
 @of_every_trunk
+def test_s18_an_edit_behind_the_ring_is_answered_by_forwarding_again(trunk: str) -> None:
+    model, long = loaded(trunk), ids(400, seed=4)
+    rig = EngineRig(model=model)
+    rig.ask(tuple(long), max_tokens=5)
+    edited = (*long[:100], *ids(5, seed=9))
+    end = rig.ask(edited, max_tokens=20)
+    assert end.token_ids == EngineRig(model=model).ask(edited, max_tokens=20).token_ids
+    assert end.stats.reused_tokens == 0
+    holder = rig.engine.holder(end.chat_id)
+    assert holder is not None
+    assert cold_check(model, holder, list(edited), list(end.token_ids))
+
+
+@of_every_trunk
 def test_memory_of_a_windowed_layer_is_bounded_by_its_window_and_a_forward(trunk: str) -> None:
     """Only the layers that see everything grow with the text; shared layers have no slot at all."""
     model, slots = executable(trunk, BACKEND), program(trunk).slots
