@@ -11,8 +11,9 @@
  * loses 1 / threads of the speed, waiting for a preempted one loses more. Measured with one of two
  * cores taken: 41 % of the idle decode rate waiting, 60 % sitting out. */
 #define WINDOW_NS 20000000
-#define SHORT_BENCH_NS 50000000
-#define LONG_BENCH_NS 1000000000
+#define SHORT_BENCH_NS 100000000
+#define LONG_BENCH_NS 2000000000
+#define TRIAL_NS 500000000 /* after a call back: benched again at half the lateness, for twice as long */
 #define NEXT_BITS 20
 #define NEXT_MASK ((UINT64_C(1) << NEXT_BITS) - 1)
 
@@ -114,8 +115,7 @@ static void wake_workers(ft_pool *pool) {
 /* ---- which threads take part ---- */
 
 static void bench_worker(ft_pool *pool, int64_t now) {
-    const int is_relapse = now - pool->benched_ns < 10 * SHORT_BENCH_NS;
-    pool->bench_ns = !is_relapse ? SHORT_BENCH_NS : 2 * pool->bench_ns;
+    pool->bench_ns = now - pool->benched_ns >= TRIAL_NS ? SHORT_BENCH_NS : 2 * pool->bench_ns;
     if (pool->bench_ns > LONG_BENCH_NS) pool->bench_ns = LONG_BENCH_NS;
     pool->benched_ns = now;
     atomic_fetch_sub(&pool->active, 1);
@@ -124,16 +124,18 @@ static void bench_worker(ft_pool *pool, int64_t now) {
 static void call_back(ft_pool *pool) {
     const int64_t now = ft_now_ns();
     if (now - pool->benched_ns < pool->bench_ns) return;
-    pool->benched_ns = now;
+    pool->benched_ns = pool->window_ns = now;
+    pool->late_ns = 0;
     atomic_fetch_add(&pool->active, 1);
     ft_wake(&pool->waiter, &pool->active);
 }
 
 static void count_late(ft_pool *pool, int64_t waited) {
     const int64_t now = ft_now_ns(), elapsed = now - pool->window_ns;
+    const int is_trial = now - pool->benched_ns < TRIAL_NS;
     pool->late_ns += waited;
-    if (elapsed < WINDOW_NS) return;
-    const int is_costly = pool->late_ns * 5 * pool->threads > elapsed * 4;
+    if (elapsed < (is_trial ? WINDOW_NS / 2 : WINDOW_NS)) return;
+    const int is_costly = pool->late_ns * 5 * pool->threads > elapsed * (is_trial ? 2 : 4);
     if (is_costly && elapsed < 4 * WINDOW_NS && atomic_load(&pool->active) > 1) bench_worker(pool, now);
     pool->window_ns = now;
     pool->late_ns = 0;
