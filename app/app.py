@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding
-from textual.screen import Screen
+from textual.command import CommandPalette
+from textual.screen import ModalScreen, Screen
 from textual.signal import Signal
 
 from app.bench_runner import BenchRunner
@@ -333,6 +334,8 @@ class ForetellApp(App[None]):
         self._open(HelpScreen)
 
     def _open(self, kind: type[Screen[None]]) -> None:
+        if isinstance(self.screen, ModalScreen) and not isinstance(self.screen, CommandPalette):
+            return  # a question wants its answer first
         if not any(isinstance(screen, kind) for screen in self.screen_stack):
             self.push_screen(kind())
 

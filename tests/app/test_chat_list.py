@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from app.screens.dialogs import ConfirmDialog
+from app.screens.settings import SettingsScreen
 from app.widgets.chat_list import ChatList
 from engine.commands import CancelTurn, ForgetChat
 from tests.app.app_fixtures import Stage, open_stage
@@ -147,3 +149,25 @@ async def test_wishes_on_messages_of_a_deleted_chat_are_one_line(tmp_path: Path)
         await stage.settle()
         assert "was deleted" in stage.notices
         assert stage.app.is_running
+
+
+async def test_a_question_is_answered_before_another_page_opens(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await start_two_chats(stage)
+        await focus_list(stage)
+        await stage.pilot.press("d")
+        await stage.settle()
+        await stage.pilot.press("f2", "f3")
+        await stage.settle()
+        assert isinstance(stage.app.screen, ConfirmDialog)
+
+
+async def test_the_palette_opens_pages_by_name(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.pilot.press("ctrl+p", *"settings")
+        await stage.pilot.pause()
+        await stage.app.workers.wait_for_complete()
+        await stage.pilot.press("enter")
+        await stage.pilot.pause()
+        await stage.settle()
+        assert isinstance(stage.app.screen, SettingsScreen)
