@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.errors import describe_info
+from app.errors import EARLY_ENDS, describe_info
 from app.settings import Settings
 from app.widgets.chat_list import ChatEntry, Mark
 from app.widgets.message import ShownMessage
@@ -21,7 +21,6 @@ from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
 from engine.events import (
     EngineEvent,
     ErrorInfo,
-    FinishReason,
     PrefillProgress,
     TextDelta,
     TurnFailed,
@@ -33,12 +32,6 @@ from engine.events import (
 if TYPE_CHECKING:
     from storage.answers import AnswerWriter
     from storage.chats import ChatStore, StoredMessage
-
-_NOTES: Mapping[FinishReason, str] = {
-    "length": "cut at the token limit",
-    "context": "the context is full",
-    "repetition": "stopped: it repeated itself",
-}
 
 
 @dataclass(slots=True)
@@ -273,7 +266,7 @@ class Conversations:
                 self._end(
                     turn,
                     "stopped" if event.finish_reason == "cancelled" else "complete",
-                    _NOTES.get(event.finish_reason, ""),
+                    EARLY_ENDS.get(event.finish_reason, ""),
                 )
             case TurnFailed():
                 turn.text = event.text or turn.text

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -21,6 +21,8 @@ from tomlkit.exceptions import TOMLKitError
 from engine.errors import EngineError
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
+
+T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2-135m"
 BACKENDS = ("auto", "native", "torch", "cuda", "mlx")
@@ -166,6 +168,40 @@ def save_settings(path: Path, settings: Settings) -> None:
         raise SettingsError(
             f"cannot save settings to {path}: {error.strerror}", hint="check the folder's rights"
         ) from error
+
+
+class SettingsFile:
+    """The file, changed by what a person changes on a screen that shows flags and variables too."""
+
+    def __init__(self, path: Path, shown: Settings) -> None:
+        self._path = path
+        self._shown = shown
+
+    def save(self, settings: Settings) -> None:
+        """Put every setting that differs from what was shown into the file.
+
+        Raises: SettingsError when the file cannot be read or written.
+        """
+        stored = load_settings(self._path, env={})
+        save_settings(self._path, with_changes(stored, self._shown, settings))
+        self._shown = settings
+
+
+def with_changes(stored: T, before: T, after: T) -> T:
+    """`stored` with every setting in which `after` differs from `before`.
+
+    A person changes one setting on a screen that shows flags and environment too: only that one
+    setting belongs into the file.
+    """
+    changes: dict[str, Any] = {}
+    for item in dataclasses.fields(after):  # type: ignore[arg-type]
+        old, new = getattr(before, item.name), getattr(after, item.name)
+        if dataclasses.is_dataclass(new):
+            new = with_changes(getattr(stored, item.name), old, new)
+            old = getattr(stored, item.name)
+        if new != old:
+            changes[item.name] = new
+    return dataclasses.replace(stored, **changes)  # type: ignore[type-var]
 
 
 def replace_setting(settings: Settings, key: str, value: object) -> Settings:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.services import Services
-from app.settings import Environment, Settings, load_settings, read_environment, save_settings
+from app.settings import Environment, Settings, SettingsFile, load_settings, read_environment
 from storage.paths import Paths
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Wiring:
         """What the screens are built from."""
         return Services(
             settings=settings,
-            save_settings=lambda new: save_settings(self.paths.config_file, new),
+            save_settings=SettingsFile(self.paths.config_file, settings).save,
             open_chats=self.open_chats,
             models=self.library,
             start_engine=lambda on_event: self.start_engine(settings, on_event),

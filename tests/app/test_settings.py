@@ -11,6 +11,7 @@ import pytest
 from app.settings import (
     Settings,
     SettingsError,
+    SettingsFile,
     load_settings,
     parse_value,
     read_environment,
@@ -148,3 +149,15 @@ def test_a_file_that_broke_meanwhile_is_not_saved_over(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot read settings"):
         save_settings(path, Settings(threads=2))
     assert path.read_text("utf-8") == "threads = = 3\n"
+
+
+def test_only_what_a_person_changed_is_saved(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", "threads = 2\n")
+    stored = load_settings(path, {})
+    shown = replace_setting(stored, "sampling.temperature", 0.9)  # a flag of this run
+    file = SettingsFile(path, shown)
+    changed = replace_setting(shown, "speculation.is_enabled", False)
+    file.save(changed)
+    assert load_settings(path, {}) == replace_setting(stored, "speculation.is_enabled", False)
+    file.save(shown)  # and back again
+    assert load_settings(path, {}) == stored
