@@ -26,6 +26,7 @@ from engine.speculative.window import FixedWindow
 from models.loader import Loader
 from tests.engine.fakes_engine import GREEDY, PLAIN, EngineRig, of_type
 from tests.engine.fakes_speculative import FakeClock, Turn
+from tests.engine.test_parity_models import BACKEND
 from tests.models.tiny_assistant import (
     VOCAB,
     WINDOW,
@@ -33,10 +34,8 @@ from tests.models.tiny_assistant import (
     write_assistant,
     write_trunk,
 )
-from tests.models.trunk_fixtures import BACKENDS
+from tests.models.trunk_fixtures import available
 
-BACKEND = "native" if "native" in BACKENDS else "torch-cpu"
-"""The CPU backend of this machine: both give a row the same bits in any company."""
 FORCED = SpeculationOptions(
     algorithm="draft-head", window=4, min_draft_prob=0.0, use_governor=False
 )
@@ -51,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """A trunk whose drafter is right most of the time, but not always."""
     folder = tmp_path_factory.mktemp("assistant")
     trunk, assistant = predictable()
-    return Loader(BACKENDS[BACKEND])(
+    return Loader(lambda: available(BACKEND))(
         write_trunk(folder, trunk),
         name="tiny",
         speculation=SpeculationOptions(drafter_path=str(write_assistant(folder, assistant))),

@@ -20,7 +20,7 @@ from engine.speculative.trunk import Trunk
 from models.loader import Loader
 from tests.engine.fakes_engine import EngineRig
 from tests.engine.test_parity_models import BACKEND
-from tests.models.trunk_fixtures import BACKENDS, TRUNKS_DIR, executable, program
+from tests.models.trunk_fixtures import TRUNKS_DIR, available, executable, program
 
 TRUNKS = ("gemma3", "gemma4-dense", "gemma4-ple", "gemma4-moe")
 WINDOW, VOCAB = 16, 512
@@ -132,7 +132,7 @@ def test_s18_a_clone_and_its_origin_go_their_own_ways(trunk: str, length: int) -
 @cache
 def loaded(trunk: str) -> LoadedModel:
     """A fixture as the engine gets it; never closed."""
-    return Loader(BACKENDS[BACKEND])(
+    return Loader(lambda: available(BACKEND))(
         TRUNKS_DIR / trunk / "model.gguf",
         name=trunk,
         speculation=SpeculationOptions(),

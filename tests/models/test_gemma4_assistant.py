@@ -33,7 +33,7 @@ from tests.models.tiny_assistant import (
     write_assistant,
     write_trunk,
 )
-from tests.models.trunk_fixtures import BACKENDS, TRUNKS_DIR
+from tests.models.trunk_fixtures import BACKENDS, TRUNKS_DIR, available
 
 TRUNK, ASSISTANT = trunk_tensors(), assistant_tensors()
 LENGTHS = (2, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2, 5 * WINDOW, 150)
@@ -61,7 +61,7 @@ def model_on(folder: Path) -> Callable[[str], LoadedModel]:
 
 
 def load(path: Path, drafter: Path, backend: str = "reference") -> LoadedModel:
-    return Loader(BACKENDS[backend])(
+    return Loader(lambda: available(backend))(
         path,
         name="tiny",
         speculation=SpeculationOptions(drafter_path=str(drafter)),
