@@ -1,10 +1,18 @@
-"""The one place where an exception becomes text for a person."""
+"""The one place where an exception, or an early end of an answer, becomes text for a person."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.events import ErrorInfo
+from engine.events import ErrorInfo, FinishReason
+
+EARLY_ENDS: Mapping[FinishReason, str] = {
+    "length": "cut at the token limit",
+    "context": "the context is full",
+    "repetition": "stopped: it repeated itself",
+}
+"""Why an answer ended before the model ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 from app.cli.flags import load_command, sampling_from, settings_from
 from app.cli.headless import HeadlessEngine
 from app.cli.output import USAGE, CommandFailed, is_terminal, note, say, say_json
+from app.errors import EARLY_ENDS
 from app.settings import Settings
 from app.wiring import Wiring
 from engine.commands import Message, SubmitTurn
@@ -28,6 +29,8 @@ def run_ask(args: argparse.Namespace, wiring: Wiring) -> None:
         say_json(_document(info, finished))
     elif args.no_stream:
         say(finished.text)
+    if finished.finish_reason in ("context", "repetition"):  # a limit of tokens was asked for
+        note(f"foretell: {EARLY_ENDS[finished.finish_reason]}")
     if args.stats:
         note(stats_line(finished.stats))
 
