@@ -65,8 +65,8 @@ def report_dict(report: BenchReport, figures: list[PairedFigure]) -> dict[str, o
     }
 
 
-def rows_table(costs: list[RowCost], floor_ms: float) -> list[str]:
-    """Aligned text."""
+def rows_table(costs: list[RowCost], floor_ms: float | None) -> list[str]:
+    """Aligned text. `floor_ms` is the time one read of all weights takes, where it is known."""
     phases = list(dict.fromkeys(name for cost in costs for name in cost.phase_ms))
     lines = ["rows     ms  vs 1 row  of floor  " + "  ".join(f"{name:>9}" for name in phases)]
     one_ms = costs[0].step_ms
@@ -74,7 +74,7 @@ def rows_table(costs: list[RowCost], floor_ms: float) -> list[str]:
         shares = "  ".join(f"{cost.phase_ms.get(name, 0.0):9.2f}" for name in phases)
         lines.append(
             f"{cost.num_rows:4d} {cost.step_ms:6.2f}  {cost.step_ms / one_ms:7.2f}x"
-            f"  {floor_ms / cost.step_ms:8.0%}  {shares}"
+            f"  {f'{floor_ms / cost.step_ms:.0%}' if floor_ms else '-':>8}  {shares}"
         )
     return lines
 

@@ -98,7 +98,7 @@ class BenchReport:
     samples: list[TurnSample] = field(default_factory=list)
 
     def figures(self) -> list[PairedFigure]:
-        """One figure per turn that has at least one whole pair."""
+        """One figure per turn with at least one whole pair; an answer of one token has no rate."""
         turns = dict.fromkeys(sample.turn for sample in self.samples)
         return [figure for turn in turns if (figure := self._figure(turn))]
 
@@ -108,7 +108,9 @@ class BenchReport:
             if sample.turn == turn:
                 by_mode[sample.is_speculative][sample.pass_index] = sample
         pairs = [
-            (by_mode[False][i], by_mode[True][i]) for i in by_mode[False] if i in by_mode[True]
+            (plain, by_mode[True][i])
+            for i, plain in by_mode[False].items()
+            if i in by_mode[True] and plain.stats.decode_tok_s > 0.0
         ]
         if not pairs:
             return None
@@ -117,8 +119,8 @@ class BenchReport:
             turn=turn,
             plain_tok_s=median(plain.stats.decode_tok_s for plain, _ in pairs),
             spec_tok_s=median(spec.stats.decode_tok_s for _, spec in pairs),
-            ratios=tuple(_ratio(s.stats.decode_tok_s, p.stats.decode_tok_s) for p, s in pairs),
-            ttft_ratios=tuple(_ratio(s.stats.ttft_ms, p.stats.ttft_ms) for p, s in pairs),
+            ratios=tuple(s.stats.decode_tok_s / p.stats.decode_tok_s for p, s in pairs),
+            ttft_ratios=tuple(s.stats.ttft_ms / p.stats.ttft_ms for p, s in pairs),
             draft_n=last.draft_n,
             draft_n_accepted=last.draft_n_accepted,
             verify_steps=last.verify_steps,
@@ -215,7 +217,3 @@ def recommend(figures: Sequence[PairedFigure], *, window: int | None) -> str:
             f"{1 - prose:.0%} on prose: on for editing and quoting, off for free writing."
         )
     return f"On this machine speculation gains nothing ({gain:.2f}x when quoting): switch it off."
-
-
-def _ratio(value: float, base: float) -> float:
-    return value / base if base > 0.0 else float("nan")

@@ -23,6 +23,7 @@ from engine.bench import (
     spec_scenario,
 )
 from engine.bench_rows import measure_rows
+from engine.contracts import LoadedModel
 
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 ROWS_CONTEXT = 256
@@ -113,8 +114,7 @@ def run_rows(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> No
         rounds=ROWS_ROUNDS,
         clock=time.perf_counter,
     )
-    bandwidth = wiring.read_bandwidth_gb_s(settings)
-    floor_ms = model.executable.weight_bytes / bandwidth / 1e6
+    bandwidth, floor_ms = _read_floor(model, wiring, settings)
     if args.json:
         say_json(
             {
@@ -126,9 +126,20 @@ def run_rows(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> No
             }
         )
         return
-    say(f"{model.name}, {machine_name()}; {bandwidth:.1f} GB/s read, floor {floor_ms:.2f} ms")
+    floor = f"; {bandwidth:.1f} GB/s read, floor {floor_ms:.2f} ms" if floor_ms else ""
+    say(f"{model.name} on {model.executable.caps.device}, {machine_name()}{floor}")
     for line in rows_table(costs, floor_ms):
         say(line)
+
+
+def _read_floor(
+    model: LoadedModel, wiring: Wiring, settings: Settings
+) -> tuple[float, float] | tuple[None, None]:
+    """(GB/s, ms for one read of all weights); only the memory the CPU reads can be measured here."""
+    if model.executable.caps.name != "native":
+        return None, None
+    bandwidth = wiring.read_bandwidth_gb_s(settings)
+    return bandwidth, model.executable.weight_bytes / bandwidth / 1e6
 
 
 def _note_sample(sample: TurnSample) -> None:

@@ -28,8 +28,11 @@ from app.cli.output import (
 from app.log_file import start_log
 from app.machine import Busy
 from app.sizes import format_bytes
+from app.wiring import Wiring
+from backends.reference import ReferenceBackend
 from engine.commands import Command, LoadModel
 from engine.events import EngineEvent, EngineFailed, ErrorInfo
+from models.loader import Loader
 from storage.chats import ChatStore
 from storage.database import Database
 
@@ -284,3 +287,25 @@ def test_a_log_that_cannot_be_written_is_silent(
     monkeypatch.setattr(logging.getLogger().handlers[-1], "shouldRollover", fail)
     logging.getLogger("app").warning("x")
     assert capsys.readouterr().err == ""
+
+
+def test_an_answer_that_fills_the_context_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ask` cut the answer without a word; the screen said why."""
+    flags = ["--seed", "1", "--ctx-size", "16", "--max-tokens", "100"]
+    assert main(["ask", "-m", str(TINY), "--raw", "hello", "--temp", "2", *flags]) == OK
+    assert "foretell: the context is full" in capsys.readouterr().err
+
+
+def test_rows_are_measured_where_no_memory_of_this_machine_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU was held against the CPU's memory, and without the native library the bench failed."""
+    loader = Loader(backend_factory=ReferenceBackend)
+    monkeypatch.setattr(Wiring, "loader", lambda wiring, settings: loader)
+    monkeypatch.setattr("app.cli.bench.ROW_COUNTS", (1, 2))
+    monkeypatch.setattr("app.cli.bench.ROWS_ROUNDS", 1)
+    monkeypatch.setattr("app.cli.bench.measure_busy", lambda: Busy(0.0, ""))
+    assert main(["bench", "rows", "-m", str(TINY), "--json"]) == OK
+    document = json.loads(capsys.readouterr().out)
+    assert document["floor_ms"] is None
+    assert [row["num_rows"] for row in document["rows"]] == [1, 2]

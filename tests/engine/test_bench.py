@@ -128,3 +128,12 @@ def test_s63_a_cell_counts_all_tokens_over_the_whole_time() -> None:
     assert submitted == turns
     assert slept == [0.6]
     assert (result.tok_s, result.ttft_ms) == (50.0, 20.0)
+
+
+def test_an_answer_of_one_token_is_no_figure() -> None:
+    """Its rate is 0: the ratio was NaN, in the median of its turn and in what calls itself JSON."""
+    only_first = TurnSample(
+        "one_word", 0, False, TurnStats(completion_tokens=1, ttft_ms=20.0), (1,)
+    )
+    same = TurnSample("one_word", 0, True, TurnStats(completion_tokens=1, ttft_ms=20.0), (1,))
+    assert report(only_first, same).figures() == []
