@@ -101,6 +101,8 @@ class Executor:
             request.state = RequestState.DECODING
         if is_last:
             assert output.logits is not None, "logits were asked for"
+            if output.hidden is not None:
+                request.prompt_row = output.hidden[-1].copy()
             request.draw(output.logits[-1])
 
     def _forward_prompt(
@@ -111,8 +113,11 @@ class Executor:
             output = execution.prefill(token_ids)
             self._leave_dropped(request, execution)
             return output
+        wants_row = is_last and execution is not None and execution.wants_prompts_last_row
         return self._with_room(
-            lambda: request.holder.forward(token_ids, want_logits="last" if is_last else "none")
+            lambda: request.holder.forward(
+                token_ids, want_logits="last" if is_last else "none", want_hidden=wants_row
+            )
         )
 
     def _chunk_end(self, request: Request) -> int:
@@ -215,7 +220,9 @@ class Executor:
             self._decode([request])
             return
         if request.needs_seed:
-            execution.seed_committed(request.holder.token_ids)
+            ids = request.holder.token_ids
+            is_fresh = len(ids) == len(request.prompt.token_ids)
+            execution.seed_committed(ids, request.prompt_row if is_fresh else None)
         elif request.interlude_ids:
             execution.catch_up(request.interlude_ids)
         request.needs_seed = False

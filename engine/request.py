@@ -67,6 +67,8 @@ class Request:
         self.execution: SpeculativeExecution | None = None
         self.needs_seed = False
         """Whether `execution` has yet to be told what the holder holds (S27)."""
+        self.prompt_row: np.ndarray | None = None
+        """Hidden row [F] of the prompt's last token, for a drafter that can start from it."""
         self.interlude_ids: list[int] = []
         """Tokens that went into the cache plainly since `execution` last saw it (S47)."""
         self.decline: str | None = None

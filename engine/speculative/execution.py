@@ -156,6 +156,12 @@ class SpeculativeExecution:
         return traits.needs_hidden and not traits.can_arm_after_prefix_reuse and not self.dropped
 
     @property
+    def wants_prompts_last_row(self) -> bool:
+        """Whether the hidden row of the prompt's last token lets it draft at once."""
+        traits = self._speculator.traits
+        return traits.needs_hidden and traits.can_arm_after_prefix_reuse and not self.dropped
+
+    @property
     def governor_line(self) -> str:
         """What the governor did in this turn (S40); "" when it is off."""
         return self.governor.describe() if self.governor is not None else ""
@@ -183,18 +189,25 @@ class SpeculativeExecution:
         self._tell(token_ids, output.hidden, start)
         return output
 
-    def seed_committed(self, token_ids: Sequence[int]) -> None:
+    def seed_committed(
+        self, token_ids: Sequence[int], last_hidden: np.ndarray | None = None
+    ) -> None:
         """Tell the drafter which tokens the cache holds, without hidden rows (S27, S30).
 
         What it was told before and still stands is not told again: a next turn costs its new
         tokens only, and a drafter keeps the rows it has of them.
+        Shapes: last_hidden [F], the row of the last token where it is at hand.
         """
         assert len(token_ids) == self.target.cached_len, "seed with exactly the cached tokens"
         num_known = common_prefix_len(self._committed, token_ids)
         if num_known == len(token_ids) == len(self._committed):
             return
         with self.stats.phase("catch_up"):
-            self._tell(token_ids[num_known:], None, num_known)
+            if last_hidden is None:
+                self._tell(token_ids[num_known:], None, num_known)
+            else:
+                self._tell(token_ids[num_known:-1], None, num_known)
+                self._tell(token_ids[-1:], last_hidden[None], len(token_ids) - 1)
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Tell the drafter the tokens that plain steps elsewhere put into the cache (S47)."""

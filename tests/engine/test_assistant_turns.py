@@ -99,6 +99,17 @@ def test_s51_the_stream_and_the_cache_are_plain_decodings_to_the_bit(
     assert_cold(rig, PROMPT, end)
 
 
+def test_s32_drafts_from_the_prompts_last_row_on(model: LoadedModel) -> None:
+    """The first step after the prompt is a verify, in a new chat and in a mostly cached one."""
+    rig = rig_on(model, FORCED)
+    prompt = PROMPT
+    for _ in range(2):
+        end = rig.ask(prompt, max_tokens=3)
+        assert end.token_ids == plain_turn(model, prompt, max_tokens=3).token_ids
+        assert end.stats.draft_n > 0  # a plain step would leave one token, too few to draft
+        prompt = (*prompt, *end.token_ids, 60)
+
+
 def test_s32_drafts_on_the_second_turn_of_a_chat(model: LoadedModel) -> None:
     rig = rig_on(model, FORCED)
     first = rig.ask(PROMPT, max_tokens=40)
