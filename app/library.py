@@ -15,10 +15,10 @@ import psutil
 
 from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
 from app.settings import Environment, Settings
-from models.catalog import CatalogDrafter, CatalogFile, load_catalog
+from models.catalog import CatalogDrafter, load_catalog
 from models.catalog import CatalogModel as CatalogEntry
 from storage.errors import DownloadCancelled, ModelNotFound
-from storage.model_files import ModelFile, ModelFiles, PartFile
+from storage.model_files import PART_SUFFIX, ModelFile, ModelFiles
 from storage.paths import Paths
 
 if TYPE_CHECKING:
@@ -57,25 +57,28 @@ class Library:
         )
 
     def installed(self) -> Sequence[InstalledModel]:
-        """Every model file that was found, this program's own first; drafters left out."""
+        """Every whole model that was found, this program's own first; drafters left out."""
         drafters = {drafter.name for drafter in load_catalog().drafters}
-        found = self.files.installed()
+        found = [model for model in self.files.installed() if model.is_complete]
         here = _by_name_and_hash(found)
         return [_installed(model, here) for model in found if model.name not in drafters]
 
     def catalog(self) -> Sequence[CatalogModel]:
         """Every model that can be downloaded, smallest first."""
         here = _by_name_and_hash(self.files.installed())
-        parts = {part.name: part for part in self.files.parts()}
-        return [_catalog_model(entry, here, parts) for entry in load_catalog().models]
+        return [_catalog_model(entry, here, self.folder) for entry in load_catalog().models]
 
     def find(self, name: str) -> Path | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
         try:
             return self.files.resolve(name).path
         except ModelNotFound:
-            entry = load_catalog().find(name)
-            return _path_of(entry, _by_name_and_hash(self.files.installed())) if entry else None
+            return self.find_whole(name)
+
+    def find_whole(self, name: str) -> Path | None:
+        """The file of a catalog entry, or None while any part of it has to be fetched."""
+        entry = load_catalog().find(name)
+        return _path_of(entry, _by_name_and_hash(self.files.installed())) if entry else None
 
     def resolve(self, name: str) -> ModelFile:
         """The file, with what is known of it. Raises: ModelNotFound naming near ones."""
@@ -145,12 +148,13 @@ class Library:
 
 
 Here = Mapping[str, Path]
-"""Name, or SHA-256 where it is known, of every model file that was found -> its path."""
+"""Name, or SHA-256 where it is known, of every whole model that was found -> its path."""
 
 
 def _by_name_and_hash(found: Sequence[ModelFile]) -> Here:
     # The program's own files come first and win: entered last.
-    keys = [(key, model.path) for model in found for key in (model.name, model.sha256) if key]
+    whole = [model for model in found if model.is_complete]
+    keys = [(key, model.path) for model in whole for key in (model.name, model.sha256) if key]
     return dict(reversed(keys))
 
 
@@ -173,15 +177,15 @@ def _installed(model: ModelFile, here: Here) -> InstalledModel:
     )
 
 
-def _catalog_model(entry: CatalogEntry, here: Here, parts: dict[str, PartFile]) -> CatalogModel:
-    names = {_stem(file) for file in entry.files}
+def _catalog_model(entry: CatalogEntry, here: Here, folder: Path) -> CatalogModel:
+    path = _path_of(entry, here)
     return CatalogModel(
         name=entry.name,
         title=entry.title,
         size_bytes=entry.size_bytes,
         licence=entry.licence,
-        is_installed=_path_of(entry, here) is not None,
-        part_bytes=sum(parts[name].size_bytes for name in names if name in parts),
+        is_installed=path is not None,
+        part_bytes=sum(_kept_bytes(folder / file.file_name) for file in entry.files if not path),
         refusal=_does_not_fit(entry),
         drafters=_drafters(entry.name, here),
     )
@@ -194,8 +198,12 @@ def _drafters(model_name: str, here: Here) -> tuple[DrafterChoice, ...]:
     )
 
 
-def _stem(file: CatalogFile) -> str:
-    return Path(file.file_name).name.removesuffix(".gguf")
+def _kept_bytes(target: Path) -> int:
+    """Bytes an earlier download has left of a file: all of it, or its part."""
+    for path in (target, target.with_name(target.name + PART_SUFFIX)):
+        if path.is_file():
+            return path.stat().st_size
+    return 0
 
 
 def _does_not_fit(entry: CatalogEntry) -> str | None:

@@ -137,7 +137,7 @@ class ModelFiles:
         in_trash = True
         for path in model.shards or (model.path,):
             in_trash = _discard(path) and in_trash
-        _record(model.path).unlink(missing_ok=True)
+            _record(path).unlink(missing_ok=True)
         self._drop_empty_folder(model.path.parent)
         return in_trash
 
@@ -312,7 +312,7 @@ def _discard(path: Path) -> bool:
     try:
         send2trash(path)
     except (OSError, TrashPermissionError):
-        # No trash on this volume (a server, a network share): the person was asked before.
+        # No trash on this volume (a server, a network share): what was ordered is done all the same.
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

@@ -57,8 +57,8 @@ def run_list(args: argparse.Namespace, wiring: Wiring) -> None:
 
 def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
     """Download; progress on stderr when it is a terminal, else one line at the end."""
-    here = wiring.library.find(args.name)
-    if here is not None and load_catalog().find(args.name):
+    here = wiring.library.find_whole(args.name)
+    if here is not None:
         note(f"{args.name} is here already: {here}")
         return
     meter = _ProgressLine()
@@ -101,6 +101,7 @@ def run_rm(args: argparse.Namespace, wiring: Wiring) -> None:
         return
     model = library.resolve(args.name)
     went_to_trash = library.files.remove(model)
+    library.files.remove_part(args.name)  # of a split model, what was fetched last
     say(f"removed {model.path}" + (" (in the trash)" if went_to_trash else ""))
 
 

@@ -309,3 +309,16 @@ def test_rows_are_measured_where_no_memory_of_this_machine_is_read(
     document = json.loads(capsys.readouterr().out)
     assert document["floor_ms"] is None
     assert [row["num_rows"] for row in document["rows"]] == [1, 2]
+
+
+def test_what_is_left_of_an_unfinished_split_model_goes_in_one_go(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("send2trash.send2trash", Path.unlink)
+    folder = home / "data" / "models" / "big"
+    folder.mkdir(parents=True)
+    for name in ("b-00001-of-00002.gguf", "b-00002-of-00002.gguf.part"):
+        (folder / name).write_bytes(b"GGUF")
+    assert main(["models", "rm", "big"]) == OK
+    assert not folder.exists()
+    assert main(["models", "rm", "big"]) == MISSING

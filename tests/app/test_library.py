@@ -73,3 +73,22 @@ def test_a_missing_model_is_told_with_what_can_be_done(library: Library) -> None
     assert "pull smollm2-135m" in library.not_found("smollm2-135m").hint
     assert "smollm2-135m" in library.not_found("smollm2-135").hint
     assert library.not_found("zzz").hint == "see 'foretell models list'"
+
+
+def test_a_split_model_that_is_not_whole_can_be_pulled_on(library: Library) -> None:
+    """Stopped between two files, it was called installed, and `models pull` "here already"."""
+    entry = next(model for model in load_catalog().models if len(model.files) > 1)
+    for file in entry.files[:-1]:
+        path = library.folder / file.file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"GGUF")
+    last = library.folder / entry.files[-1].file_name
+    last.with_name(last.name + ".part").write_bytes(b"GG")
+    listed = {model.name: model for model in library.catalog()}[entry.name]
+    assert not listed.is_installed
+    assert listed.part_bytes == 4 * (len(entry.files) - 1) + 2
+    assert library.installed() == []
+    assert library.find_whole(entry.name) is None
+    last.write_bytes(b"GGUF")
+    assert library.find_whole(entry.name) == library.folder / entry.files[0].file_name
+    assert [model.name for model in library.installed()] == [entry.name]

@@ -183,7 +183,7 @@ def test_own_files_go_to_the_trash_where_there_is_one(
     monkeypatch.setattr("send2trash.send2trash", fake_trash)
     for number in (1, 2):
         path = write(tmp_path / "own" / "big" / f"b-0000{number}-of-00002.gguf")
-    write_record(path.with_name("b-00001-of-00002.gguf"), source="x", sha256=HASH)
+        write_record(path, source="x", sha256=HASH)
     files = ModelFiles(tmp_path / "own")
     assert files.remove(files.resolve("big")) is has_trash
     assert len(trash) == (2 if has_trash else 0)
