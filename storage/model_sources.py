@@ -74,7 +74,7 @@ def parse_source(text: str) -> ModelSource:
         return PypiPackage(match["name"], match["version"])
     if match := _HUB.fullmatch(text):
         return HubFile(match["repo"], match["file"], match["revision"] or "main")
-    if text.startswith(("http://", "https://")) and urlsplit(text).hostname:
+    if text.startswith(("http://", "https://")) and _has_host(text):
         return _from_url(text)
     raise StorageError(
         f"{text!r} is no source of a model",
@@ -113,6 +113,14 @@ def public_address(url: str) -> str:
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
     return urlunsplit((parts.scheme, host + port, parts.path, "", ""))
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0  # asking for the port checks its range
+    except ValueError:
+        return False
 
 
 def _is_safe(part: str) -> bool:

@@ -49,6 +49,8 @@ def test_every_kind_of_source_is_understood(text: str, source: object) -> None:
         "pypi:a==1 --no-index",
         "ftp://x/y.gguf",
         "https://",
+        "http://host:99999/x.gguf",
+        "http://[::1/x.gguf",
         "smollm2-135m",
         "",
     ],
