@@ -8,7 +8,7 @@ holder and leaves with it. Knows no turns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -209,10 +209,12 @@ class HolderStore:
         holder.rewind_to(length)
         return holder
 
-    def _sources(self) -> Iterator[Holder]:
-        yield from reversed(self._checkpoints)
+    def _sources(self) -> list[Holder]:
+        """Whom a prefix may be copied from; a list, because room for a copy evicts some of them."""
+        sources = list(reversed(self._checkpoints))
         if self._share_unit == 1:
             for entry in self._chats.values():
-                yield entry.holder
+                sources.append(entry.holder)
                 if entry.resume_point:
-                    yield entry.resume_point
+                    sources.append(entry.resume_point)
+        return sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.base import BackendError
+from backends.base import BackendError, OutOfDeviceMemory
 from engine.cache.holder import Holder, common_prefix_len, forward_holders
 from engine.cache.holder_store import MIN_SHARED_LEN, HolderStore
 from engine.errors import HolderBroken
@@ -190,3 +190,17 @@ def test_a_running_chat_is_never_evicted() -> None:
     store.make_room(80)
     assert store.evict_idle() is False
     assert store.get("a") is holder
+
+
+def test_a_copy_that_finds_no_memory_is_given_up_even_after_others_were_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def clone(self: LinearCache) -> LinearCache:
+        raise OutOfDeviceMemory("the device is full")
+
+    store = _store(budget=8 * 130)
+    for chat_id in ("a", "b"):
+        _use(store, chat_id, [*range(50), ord(chat_id)])
+    monkeypatch.setattr(LinearCache, "clone", clone)
+    assert store.copy_prefix(list(range(50))) is None
+    assert store.acquire("c", [*range(50), 200]).length == 0
