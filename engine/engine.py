@@ -38,6 +38,7 @@ from engine.events import (
 from engine.executor import TURN_ERRORS
 from engine.options import EngineOptions
 from engine.session import ModelSession, describe_error
+from engine.speculative.options import AUTO
 from engine.speculative.registry import SpeculatorRegistry, default_registry
 from engine.speculative.runtime import SpeculationRuntime
 
@@ -229,7 +230,13 @@ class InferenceEngine:
 
     def _tell_refusals(self, model: LoadedModel, command: LoadModel) -> None:
         """One line for what was asked of speculation and cannot be had."""
+        assert self._session is not None, "called after a load"
+        options, decline = command.speculation, self._session.speculation.decline
         if model.draft_head_refusal:
             self._emit(Notice(f"drafter refused: {model.draft_head_refusal}"))
-        if model.traits.refusal and command.speculation.is_enabled:
+        if not options.is_enabled:
+            return
+        if model.traits.refusal:
             self._emit(Notice(f"{model.name} decodes plainly: {model.traits.refusal}"))
+        elif decline and options.algorithm != AUTO and not model.draft_head_refusal:
+            self._emit(Notice(f"no drafting: {decline}"))

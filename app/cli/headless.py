@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from app.cli.output import failed
+from app.cli.output import failed, note
 from app.services import EngineHandle
 from engine.commands import (
     CancelTurn,
@@ -24,6 +24,7 @@ from engine.events import (
     ModelFailed,
     ModelInfo,
     ModelLoaded,
+    Notice,
     SpeculationChanged,
     TurnFailed,
     TurnFinished,
@@ -56,9 +57,14 @@ class HeadlessEngine:
         self._host.join(STOP_TIMEOUT_S)
 
     def load(self, command: LoadModel) -> ModelInfo:
-        """Load a model and wait for it. Raises: CommandFailed with the load's exit code."""
+        """Load a model and wait for it; what the engine has to say meanwhile goes to stderr.
+
+        Raises: CommandFailed with the load's exit code.
+        """
         self._host.submit(command)
         for event in self._read():
+            if isinstance(event, Notice):
+                note(event.text)
             if isinstance(event, ModelLoaded):
                 return event.info
             if isinstance(event, ModelFailed):

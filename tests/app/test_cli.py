@@ -322,3 +322,20 @@ def test_what_is_left_of_an_unfinished_split_model_goes_in_one_go(
     assert main(["models", "rm", "big"]) == OK
     assert not folder.exists()
     assert main(["models", "rm", "big"]) == MISSING
+
+
+def test_a_context_that_was_narrowed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the engine said while it loaded was thrown away."""
+    assert ask("hello", "--ctx-size", "99999999") == OK
+    assert "context narrowed from 99999999" in capsys.readouterr().err
+
+
+def test_s05_a_drafter_that_was_asked_for_and_is_not_there_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`ask --spec-type draft-head` decoded plainly without a word."""
+    assert ask("hello", "--spec-type", "draft-head") == OK
+    assert "no drafting: " in capsys.readouterr().err
+    assert ask("hello", "--spec-type", "draft-head", "--no-spec") == OK
+    assert ask("hello") == OK
+    assert capsys.readouterr().err == ""
