@@ -161,7 +161,7 @@ class Executor:
     def _copy(self, holder: Holder) -> Holder | None:
         try:
             return holder.clone()
-        except BackendError as error:
+        except (BackendError, MemoryError) as error:
             log.warning("a prefix of %d tokens is not kept: %s", holder.length, error)
             return None
 

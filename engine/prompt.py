@@ -150,12 +150,16 @@ def history_len(prompt: Prompt, model: LoadedModel) -> int:
     """Leading prompt tokens that the next turn's prompt will surely begin with.
 
     A template may open the answer with text it leaves out of the history (an empty thinking
-    block), so the generation prompt does not count. Always leaves a token to forward.
+    block), so the generation prompt does not count. Always leaves a token to forward. A guess
+    for keeping a copy, so a template that refuses to render without one ends no turn.
     """
     most = len(prompt.token_ids) - 1
     if not prompt.kept_messages or model.template is None:
         return most
-    history = encode_messages(prompt.kept_messages, model, add_generation_prompt=False)
+    try:
+        history = encode_messages(prompt.kept_messages, model, add_generation_prompt=False)
+    except EngineError:
+        return most
     return min(most, common_prefix_len(history, prompt.token_ids))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.commands import CancelTurn, ForgetChat
+from engine.errors import EngineError
 from engine.events import TurnStarted
 from engine.options import EngineOptions
 from engine.speculative.options import SpeculationOptions
@@ -240,3 +241,29 @@ def test_forgetting_a_chat_frees_its_cache() -> None:
     rig.engine.apply(ForgetChat("a"))
     assert rig.engine.holder("a") is None
     assert rig.engine._session.store.num_bytes == 0  # type: ignore[union-attr]
+
+
+class _NeedsGenerationPrompt(FakeTemplate):
+    """A template that cannot end with a question."""
+
+    def encode(self, *args: object, **options: object) -> list[int]:
+        if not options["add_generation_prompt"]:
+            raise EngineError("the last message must be an answer")
+        return super().encode(*args, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_letters", [10, 100])
+def test_a_template_that_wants_its_generation_prompt_still_answers(num_letters: int) -> None:
+    executable = FakeExecutable(make_cache=RingCache, period=5)
+    rig = EngineRig(model=fake_model(executable, template=_NeedsGenerationPrompt()))
+    end = rig.ask([("user", "a" * num_letters)], max_tokens=90)
+    assert end.finish_reason == "length"
+
+
+def test_a_resume_point_without_memory_ends_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clone(self: RingCache) -> RingCache:
+        raise MemoryError
+
+    monkeypatch.setattr(RingCache, "clone", clone)
+    rig = EngineRig(FakeExecutable(make_cache=RingCache))
+    assert rig.ask(tuple(range(30)), max_tokens=90).finish_reason == "length"
