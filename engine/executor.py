@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from backends.base import BackendError, OutOfDeviceMemory, RowOutput
 from engine.cache.holder import Holder, forward_holders
@@ -24,6 +25,8 @@ from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PREFILL_CHUNK = 256
 """Tokens of prompt per step. Chunks end at multiples of it, wherever a prompt begins and whoever
@@ -201,14 +204,14 @@ class Executor:
         else:
             request.interlude_ids.append(request.last_token_id)
 
-    def _with_room(self, forward: Callable[[], RowOutput]) -> RowOutput:
-        """Forward; when the device is full, once more without the holders nobody uses now."""
+    def _with_room(self, action: Callable[[], T]) -> T:
+        """Do it; when the device is full, once more without the holders nobody uses now."""
         try:
-            return forward()
+            return action()
         except OutOfDeviceMemory:
             if not self._store.evict_idle():
                 raise
-            return forward()
+            return action()
 
     # -- speculation
 
@@ -227,11 +230,7 @@ class Executor:
             execution.catch_up(request.interlude_ids)
         request.needs_seed = False
         request.interlude_ids.clear()
-        result = execution.step(
-            request.last_token_id, request.num_remaining, request.draw_unless_complete
-        )
-        if result.notice and not execution.dropped:
-            self._callbacks.notice(result.notice)
+        execution.step(request.last_token_id, request.num_remaining, request.draw_unless_complete)
         self._leave_dropped(request, execution)
 
     def _leave_dropped(self, request: Request, execution: SpeculativeExecution) -> None:
@@ -261,6 +260,7 @@ class Executor:
             self._model.traits,
             vocab_size=self._model.vocab_size,
             max_context_len=self._context_len,
+            with_room=self._with_room,
         )
         try:
             armed = self._speculation.arm(

@@ -7,21 +7,42 @@ is told to the drafter by `SpeculativeExecution.catch_up`. Knows nothing of draf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from backends.base import Cache, RowOutput
+from backends.base import Cache, RowOutput, WantLogits
 from engine.cache.holder import Holder, HolderSnapshot
 from engine.speculative.target import SpeculativeTarget, TargetTraits
+
+T = TypeVar("T")
+
+
+class WithRoom(Protocol):
+    """Does something that takes memory of the device."""
+
+    def __call__(self, action: Callable[[], T]) -> T:
+        """What `action` returns. Raises: what `action` raises in the end."""
+
+
+def _as_it_is(action: Callable[[], T]) -> T:
+    return action()
 
 
 class Trunk:
     """A model bound to one chat's holder."""
 
     def __init__(
-        self, holder: Holder, traits: TargetTraits, *, vocab_size: int, max_context_len: int
+        self,
+        holder: Holder,
+        traits: TargetTraits,
+        *,
+        vocab_size: int,
+        max_context_len: int,
+        with_room: WithRoom = _as_it_is,
     ) -> None:
+        """`with_room` may free memory and try once more when the device is full."""
         self.holder = holder
+        self._with_room = with_room
         self._traits = traits
         self._vocab_size = vocab_size
         self._max_context_len = max_context_len
@@ -53,7 +74,7 @@ class Trunk:
 
     def ensure_capacity(self, length: int) -> None:
         """Make room for `length` tokens. State: capacity only."""
-        self.holder.ensure_capacity(length)
+        self._with_room(lambda: self.holder.ensure_capacity(length))
 
     def forward_rows(
         self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
@@ -63,13 +84,16 @@ class Trunk:
         Shapes: token_ids [R] -> logits [R, V] float32; hidden [R, F] or None.
         State:  cache and ids grow by R; nothing changes when it raises.
         """
-        return self.holder.forward(
-            token_ids, want_logits="all" if want_logits else "none", want_hidden=want_hidden
+        wanted: WantLogits = "all" if want_logits else "none"
+        return self._with_room(
+            lambda: self.holder.forward(token_ids, want_logits=wanted, want_hidden=want_hidden)
         )
 
     def snapshot_state(self) -> object:
         """A copy of the holder where a verify's rows do not stay usable, else None."""
-        return None if self._traits.verify_persists_accepted_kv else self.holder.snapshot()
+        if self._traits.verify_persists_accepted_kv:
+            return None
+        return self._with_room(self.holder.snapshot)
 
     def restore_state(self, snapshot: object) -> None:
         """Go back to a snapshot, which is used up. State: cache and ids as they were."""

@@ -145,9 +145,10 @@ def test_a_failure_in_company_ends_nobody_else() -> None:
         assert rig.finished(request_id).token_ids == alone.token_ids
 
 
-def test_a_full_device_first_gives_up_idle_chats() -> None:
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+def test_a_full_device_first_gives_up_idle_chats(options: SpeculationOptions) -> None:
     executable = FakeExecutable(error=OutOfDeviceMemory("the device is full"))
-    rig = EngineRig(executable)
+    rig = EngineRig(executable, speculation=options)
     rig.ask("idle", "idle")
     executable.fail_at = executable.num_forwards + 3
     end = rig.ask("busy", "busy")
