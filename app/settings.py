@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2-135m"
 BACKENDS = ("auto", "native", "torch", "cuda", "mlx")
+MAX_THREADS = 1024
+"""Above any machine's cores; 100000 threads took the system minutes to start."""
+MAX_BUDGET_MB = 1 << 24
+"""16 TiB."""
 
 _REMOVED_KEYS: Mapping[str, str] = {}
 """Keys of older versions -> the key that replaced them."""
@@ -85,10 +89,10 @@ class Settings:
             raise SettingsError(
                 f"backend {self.backend!r} is unknown", hint=f"use {', '.join(BACKENDS)}"
             )
-        for name in ("threads", "cache_budget_mb"):
-            if getattr(self, name) < 0:
+        for name, most in (("threads", MAX_THREADS), ("cache_budget_mb", MAX_BUDGET_MB)):
+            if not 0 <= getattr(self, name) <= most:
                 raise SettingsError(
-                    f"{name} {getattr(self, name)} is out of range", hint="use 0 or more"
+                    f"{name} {getattr(self, name)} is out of range", hint=f"use 0 to {most}"
                 )
         if self.context_len is not None and self.context_len < 8:
             raise SettingsError(

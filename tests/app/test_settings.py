@@ -43,6 +43,7 @@ def test_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
         ("threads = 'two'", ["threads = 'two'", "wrong type"]),
         ("threads = true", ["threads = True", "wrong type"]),
         ("threads = -1", ["threads -1"]),
+        ("threads = 100000", ["threads 100000", "1024"]),
         ("[sampling]\ntop_p = 3.0", ["top-p 3.0"]),
         ("[speculation]\nwindow = 65", ["spec-draft 65"]),
         ("backend = 'abacus'", ["'abacus'", "native"]),
