@@ -246,7 +246,7 @@ class Executor:
         the prompt takes the plain path (S29).
         """
         kept = self._store.take_execution(request.turn.chat_id)
-        if kept is not None and not kept.dropped and request.num_remaining >= 2:
+        if kept is not None and kept.can_continue and request.num_remaining >= 2:
             kept.begin_turn()
             request.execution = kept
         else:

@@ -162,6 +162,12 @@ class SpeculativeExecution:
         return traits.needs_hidden and traits.can_arm_after_prefix_reuse and not self.dropped
 
     @property
+    def can_continue(self) -> bool:
+        """Whether the drafter can go on here: not behind prompt rows it needs and never saw."""
+        has_gap = len(self._committed) < self.target.cached_len
+        return not self.dropped and not (self.prefills_through_context and has_gap)
+
+    @property
     def governor_line(self) -> str:
         """What the governor did in this turn (S40); "" when it is off."""
         return self.governor.describe() if self.governor is not None else ""

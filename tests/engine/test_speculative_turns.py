@@ -305,3 +305,13 @@ def test_s47_such_a_head_is_given_up_when_others_run_beside_its_chat() -> None:
     assert end.stats.plain_steps > 20
     assert rig.finished(other).stats.verify_steps == 0
     assert len(made) == 1
+
+
+def test_s25_such_a_head_is_given_up_when_its_next_prompt_was_read_beside_others() -> None:
+    rig, _ = _reading_rig()
+    first = rig.ask(PROMPT, "a", max_tokens=20)
+    rig.submit((1, 2, 3), "b", max_tokens=3)
+    request_id = rig.submit((*PROMPT, *first.token_ids, 1, 2), "a", max_tokens=20)
+    rig.run()
+    assert rig.finished(request_id).stats.verify_steps == 0
+    assert not of_type(rig.events, Notice)
