@@ -84,12 +84,11 @@ class Wiring:
 
         return BenchStore(self.open_database())
 
-    def loader(self, settings: Settings | None = None) -> Loader:
+    def loader(self, settings: Settings) -> Loader:
         """Opens model files on the backend the settings name; imports the backend when called."""
         from backends.select import select_backend
         from models.loader import Loader
 
-        settings = settings or self.settings
         return Loader(
             backend_factory=lambda: select_backend(settings.backend, threads=settings.threads),
         )

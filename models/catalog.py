@@ -83,11 +83,6 @@ class CatalogModel:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
-    @property
-    def is_hash_known(self) -> bool:
-        """Whether every file has a published SHA-256."""
-        return all(file.sha256 is not None for file in self.files)
-
     def memory_bytes(self, context_len: int) -> int | None:
         """Weights and the cache of one chat of so many tokens; None where the cache is not known.
 

@@ -144,14 +144,6 @@ class ChatStore:
         """Give a chat another title. Raises: ChatGone."""
         self._set(chat_id, "title", " ".join(title.split()))
 
-    def set_model(self, chat_id: str, model: str) -> None:
-        """Remember which model the chat uses from now on. Raises: ChatGone."""
-        self._set(chat_id, "model", model)
-
-    def set_system_prompt(self, chat_id: str, system_prompt: str) -> None:
-        """Change the system prompt of a chat. Raises: ChatGone."""
-        self._set(chat_id, "system_prompt", system_prompt)
-
     def set_archived(self, chat_id: str, is_archived: bool) -> None:
         """Take a chat out of the list, or bring it back. Raises: ChatGone."""
         self._set(chat_id, "is_archived", int(is_archived))

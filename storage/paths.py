@@ -44,11 +44,6 @@ class Paths:
         return self._place("cache", self._dirs.user_cache_path)
 
     @property
-    def state_dir(self) -> Path:
-        """What is kept between runs but is nobody's work: input history."""
-        return self._place("state", self._dirs.user_state_path)
-
-    @property
     def log_dir(self) -> Path:
         """Rotating log files."""
         return self._place("state/log", self._dirs.user_log_path)

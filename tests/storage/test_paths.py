@@ -15,7 +15,7 @@ from storage.paths import Paths, make_private_dir, make_private_file
 def test_every_folder_moves_below_the_given_home(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
     places = (paths.database_file, paths.models_dir, paths.config_file, paths.cache_dir)
-    assert all(tmp_path in place.parents for place in (*places, paths.log_file, paths.state_dir))
+    assert all(tmp_path in place.parents for place in (*places, paths.log_file))
 
 
 def test_chats_and_models_never_lie_in_the_cache() -> None:
