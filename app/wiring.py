@@ -113,7 +113,7 @@ class Wiring:
             prepare=lambda: loader.backend.name,
             options=EngineOptions(
                 holder_budget_bytes=cache_budget_bytes(settings),
-                checkpoint_dir=self.paths.models_dir / "checkpoints",
+                checkpoint_dir=self.paths.cache_dir / "checkpoints",
             ),
         )
 

@@ -40,7 +40,7 @@ class Paths:
 
     @property
     def cache_dir(self) -> Path:
-        """What can be made again: compiled kernels, measured figures."""
+        """What can be made again: system prompts that were read already."""
         return self._place("cache", self._dirs.user_cache_path)
 
     @property

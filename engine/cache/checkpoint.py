@@ -52,7 +52,8 @@ class CheckpointFolder:
 
         Raises: OSError when it cannot be written; no half file is left under the final name.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # A system prompt may be private, and the file holds its tokens.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path_for(holder.token_ids)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         arrays = {_STATE + key: value for key, value in holder.cache.export_state().items()}

@@ -339,3 +339,14 @@ def test_s05_a_drafter_that_was_asked_for_and_is_not_there_is_said(
     assert ask("hello", "--spec-type", "draft-head", "--no-spec") == OK
     assert ask("hello") == OK
     assert capsys.readouterr().err == ""
+
+
+def test_what_can_be_made_again_lies_in_the_cache(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept prompts lay among the models, where a half written one was an unfinished download."""
+    folders = []
+    monkeypatch.setattr("engine.host.EngineHost", lambda *_, options, **__: folders.append(options))
+    wiring = Wiring.from_environment()
+    wiring.start_engine(wiring.settings, lambda event: None)
+    assert folders[0].checkpoint_dir == home / "cache" / "checkpoints"

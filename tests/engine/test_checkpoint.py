@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,12 @@ def test_a_failing_warm_up_costs_nothing_but_itself() -> None:
     rig = EngineRig(model=model, system_prompt=SYSTEM)
     rig.run()
     assert rig.ask(CHAT).token_ids == EngineRig().ask(CHAT).token_ids
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX's")
+def test_nobody_else_can_read_a_kept_system_prompt(tmp_path: Path) -> None:
+    """Settings with it are 0600, and its tokens lay in a folder that all could read."""
+    folder = tmp_path / "cache" / "checkpoints"
+    _rig(folder).run()
+    assert _files(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
