@@ -135,8 +135,8 @@ class ModelConfig:
             rope_dim_swa=keys.rotated_dims(
                 "rope.dimension_count_swa", key_len_swa, min(rope_dim, key_len_swa)
             ),
-            rope_base=keys.positive("rope.freq_base", DEFAULT_ROPE_BASE),
-            rope_base_swa=keys.positive("rope.freq_base_swa", DEFAULT_ROPE_BASE),
+            rope_base=keys.rope_base("rope.freq_base"),
+            rope_base_swa=keys.rope_base("rope.freq_base_swa"),
             rope_scaling=_rope_scaling(keys, context_len),
             window=keys.count("attention.sliding_window", 0, _MAX_CONTEXT, 0),
             window_pattern=_window_pattern(keys, num_layers),
@@ -181,6 +181,13 @@ class _Keys:
         value = self.file.number(self.full(key), default)
         if value <= 0.0:
             raise self.bad(key, value, "a number above 0")
+        return value
+
+    def rope_base(self, key: str) -> float:
+        """Wavelengths grow by it, and YaRN divides by its logarithm."""
+        value = self.file.number(self.full(key), DEFAULT_ROPE_BASE)
+        if value <= 1.0:
+            raise self.bad(key, value, "a number above 1")
         return value
 
     def non_negative(self, key: str, default: float) -> float:

@@ -103,6 +103,7 @@ def test_gemma4_numbers_are_those_of_the_file() -> None:
         ({"attention__layer_norm_rms_epsilon": 0.0}, "rms_epsilon is 0.0, expected a number"),
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "rms_epsilon is nan"),
         ({"rope__freq_base": -1.0}, "toy.rope.freq_base is -1.0"),
+        ({"rope__freq_base_swa": 1.0}, "toy.rope.freq_base_swa is 1.0, expected a number above 1"),
         ({"rope__dimension_count": 7}, "toy.rope.dimension_count is 7, expected an even"),
         ({"rope__dimension_count": 10}, "toy.rope.dimension_count is 10, expected 0 to 8"),
         ({"rope__scaling__type": "warp"}, "toy.rope.scaling.type is warp"),
