@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Iterator
 from statistics import median
 
 from app.cli.flags import load_command
@@ -17,24 +18,42 @@ from engine.bench_concurrent import Cell, CellResult, cells, run_cell, turns_of
 
 
 def run_concurrent(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> None:
-    """Every cell in both modes, the first mode alternating from pass to pass."""
+    """Every cell in both modes, the first mode alternating from pass to pass.
+
+    Raises: KeyboardInterrupt after Ctrl-C, when the cells that are whole are printed.
+    """
     from app.bench_report import prompts
 
+    is_stopped = False
     texts = [prompts()[name] for name in ("quote_file", "prose", "one_word", "quote_file")]
     results: list[tuple[int, CellResult]] = []
     with HeadlessEngine(lambda on_event: wiring.start_engine(settings, on_event)) as engine:
         info = engine.load(load_command(settings, wiring))
         note(f"{info.name} on {info.device}")
-        for index in range(args.passes):
-            for num_chats, stagger_ms in cells():
-                for is_speculative in (False, True) if index % 2 == 0 else (True, False):
-                    cell = Cell(num_chats, stagger_ms, is_speculative)
-                    results.append((index, _run(engine, settings, cell, texts, index)))
-                    note(_progress(index, results[-1][1]))
-    rows = [_row(results, n, stagger) for n, stagger in cells()]
+        try:
+            for index, cell in _order(args.passes):
+                results.append((index, _run(engine, settings, cell, texts, index)))
+                note(_progress(index, results[-1][1]))
+        except KeyboardInterrupt:
+            note("stopped; what follows is what was done")
+            is_stopped = True
+    rows = [row for n, stagger in cells() if (row := _row(results, n, stagger))]
     if args.json:
         say_json({"model": info.name, "machine": machine_name(), "rows": rows})
-        return
+    else:
+        _say_table(rows)
+    if is_stopped:
+        raise KeyboardInterrupt
+
+
+def _order(passes: int) -> Iterator[tuple[int, Cell]]:
+    for index in range(passes):
+        for num_chats, stagger_ms in cells():
+            for is_speculative in (False, True) if index % 2 == 0 else (True, False):
+                yield index, Cell(num_chats, stagger_ms, is_speculative)
+
+
+def _say_table(rows: list[dict[str, float]]) -> None:
     say(
         "chats  stagger   plain tok/s   spec tok/s   ratio (lowest..highest)   first token  streams"
     )
@@ -68,12 +87,15 @@ def _run(
 
 def _row(
     results: list[tuple[int, CellResult]], num_chats: int, stagger_ms: int
-) -> dict[str, float]:
+) -> dict[str, float] | None:
+    """Medians over the whole pairs of a cell, or None while there is none."""
     by_mode: dict[bool, dict[int, CellResult]] = {False: {}, True: {}}
     for index, result in results:
         if (result.cell.num_chats, result.cell.stagger_ms) == (num_chats, stagger_ms):
             by_mode[result.cell.is_speculative][index] = result
-    pairs = [(by_mode[False][i], by_mode[True][i]) for i in by_mode[False]]
+    pairs = [(plain, by_mode[True][i]) for i, plain in by_mode[False].items() if i in by_mode[True]]
+    if not pairs:
+        return None
     ratios = [spec.tok_s / plain.tok_s for plain, spec in pairs]
     return {
         "num_chats": num_chats,

@@ -30,6 +30,7 @@ from app.machine import Busy
 from app.sizes import format_bytes
 from app.wiring import Wiring
 from backends.reference import ReferenceBackend
+from engine.bench_concurrent import Cell, CellResult
 from engine.commands import Command, LoadModel
 from engine.events import EngineEvent, EngineFailed, ErrorInfo
 from models.loader import Loader
@@ -350,3 +351,22 @@ def test_what_can_be_made_again_lies_in_the_cache(
     wiring = Wiring.from_environment()
     wiring.start_engine(wiring.settings, lambda event: None)
     assert folders[0].checkpoint_dir == home / "cache" / "checkpoints"
+
+
+def test_a_stopped_concurrency_bench_keeps_the_cells_that_are_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C threw away minutes of measurements."""
+    measured: list[Cell] = []
+
+    def run(_engine: object, _settings: object, cell: Cell, *_: object) -> CellResult:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(cell)
+        return CellResult(cell, 10.0 + len(measured), 5.0, ((1, 2),))
+
+    monkeypatch.setattr("app.cli.concurrent._run", run)
+    monkeypatch.setattr("app.cli.bench.measure_busy", lambda: Busy(0.0, ""))
+    assert main(["bench", "concurrent", "-m", str(TINY), "--json"]) == INTERRUPTED
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["num_chats"], row["ratio"]) == (1, pytest.approx(12 / 11))
