@@ -47,6 +47,21 @@ MAX_VERIFY_ROWS = 65
 SHARED_RING_ROWS = 128
 """Most rows of a forward where layers read another layer's ring: they look at all fresh rows at
 once, so the ring must hold window and rows."""
+PHASE_OF_KIND = (
+    "embed",
+    "project",
+    "attention",
+    "project",
+    "ffn",
+    "ffn",
+    "other",
+    "head",
+    "other",
+    "other",
+    "embed",
+)
+"""Phase of each op kind, in the order of `enum ft_op_kind` (program.h)."""
+
 BIG_LOGITS = 64 << 20
 """Bytes of logits above which the buffer is given back when fewer rows are wanted again."""
 
@@ -95,6 +110,7 @@ class NativeExecutable:
             raise OutOfDeviceMemory("no memory for the program", hint="close other programs")
         self._logits = np.empty((0, program.vocab_size), np.float32)
         self._argmax = np.empty(self._max_rows, np.int32)
+        self._kind_ns = np.zeros(len(PHASE_OF_KIND), np.int64)
         self._hidden = np.empty((0, program.hidden_size), np.float32)
 
     @property
@@ -149,10 +165,11 @@ class NativeExecutable:
         for segment, cache in zip(segments, caches, strict=True):
             if grows:
                 cache.ensure_capacity(cache.length + len(segment.token_ids))
-        self._reserve(len(wanted), len(token_ids) if want_hidden else 0)
+        self._reserve(2 * len(wanted), len(token_ids) if want_hidden else 0)
         specs = (SegmentSpec * len(caches))()
         for spec, segment, cache in zip(specs, segments, caches, strict=True):
             spec.slots, spec.start, spec.rows = cache.memory, cache.length, len(segment.token_ids)
+        self._kind_ns.fill(0)
         args = ForwardArgs(
             token_ids.ctypes.data,
             specs,
@@ -161,6 +178,7 @@ class NativeExecutable:
             self._argmax.ctypes.data,
             self._hidden.ctypes.data if want_hidden else None,
             None if given is None else given.ctypes.data,
+            self._kind_ns.ctypes.data,
             len(caches),
             len(wanted),
         )
@@ -207,6 +225,13 @@ class NativeExecutable:
             self._logits = np.empty((logit_rows, vocab_size), np.float32)
         if hidden_rows > len(self._hidden):
             self._hidden = np.empty((hidden_rows, self._program.hidden_size), np.float32)
+
+    def phase_ms(self) -> dict[str, float]:
+        """Milliseconds of the last forward by phase, on the calling thread."""
+        times: dict[str, float] = {}
+        for phase, num_ns in zip(PHASE_OF_KIND, self._kind_ns, strict=True):
+            times[phase] = times.get(phase, 0.0) + float(num_ns) / 1e6
+        return times
 
     def close(self) -> None:
         """Release weights and buffers. State: forwards raise from now on."""

@@ -161,6 +161,7 @@ class ForwardArgs(ctypes.Structure):
         ("argmax", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
         ("given", ctypes.c_void_p),
+        ("kind_ns", ctypes.c_void_p),
         ("num_segments", ctypes.c_int32),
         ("num_wanted", ctypes.c_int32),
     ]

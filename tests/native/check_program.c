@@ -115,7 +115,7 @@ static void run(const ft_program_spec *spec, const char *kernels, int threads, i
     ft_program *p = ft_program_new(spec, ft_kernels_select(kernels));
     ft_slot_memory first[2], second[2];
     int32_t ids[2 * ROWS], wanted[2 * ROWS], best[2 * ROWS];
-    float *part = zeroed(sizeof(float) * 2 * ROWS * VOCAB);
+    float *part = zeroed(sizeof(float) * 2 * 2 * ROWS * VOCAB); /* half of it the head's second parts */
     new_cache(first);
     new_cache(second);
     for (int at = 0; at < ROWS; at += step) {

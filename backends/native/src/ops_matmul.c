@@ -216,6 +216,7 @@ typedef struct head_job {
     ft_program *p;
     const ft_op *op;
     ft_acts acts;
+    int rows; /* rows of acts: the wanted ones, and behind them their rounding errors */
     int grain;
 } head_job;
 
@@ -247,12 +248,26 @@ static void project_hidden(head_job *job) {
                    projected_groups, job);
 }
 
+/* What int8 lost of a row becomes a row of its own, so that the head sees about 15 bits. */
+static void error_row(const ft_acts *acts, int row, float *out) {
+    const float *x = acts->x + row * acts->ldx;
+    const int8_t *q = acts->q + (int64_t)row * acts->blocks * FT_BLOCK;
+    const float *scale = acts->scale + (int64_t)row * acts->blocks;
+    for (int k = 0; k < acts->cols; k++) out[k] = fmaf(-(float)q[k], scale[k / FT_BLOCK], x[k]);
+}
+
 static void wanted_rows(void *arg, int begin, int end, int thread) {
     const head_job *job = arg;
+    const ft_acts *acts = &job->acts;
+    const int wanted = job->p->args->num_wanted;
+    float *x = (float *)acts->x;
     (void)thread;
     for (int i = begin; i < end; i++)
-        normed_row(job->p, job->op, job->p->args->wanted[i], (float *)job->acts.x + i * job->acts.ldx);
-    if (any_int8(job->op->matrices, 1)) job->p->kernels->quantize(&job->acts, begin, end);
+        normed_row(job->p, job->op, job->p->args->wanted[i], x + i * acts->ldx);
+    if (job->rows == wanted) return;
+    job->p->kernels->quantize(acts, begin, end);
+    for (int i = begin; i < end; i++) error_row(acts, i, x + (wanted + i) * acts->ldx);
+    job->p->kernels->quantize(acts, wanted + begin, wanted + end);
 }
 
 static void suppress(const ft_op *op, float *logits, int from, int to) {
@@ -273,18 +288,23 @@ static void head_groups(void *arg, int begin, int end, int thread) {
     const int wanted = p->args->num_wanted, from = begin * FT_GROUP;
     const int to = ft_least(end * FT_GROUP, w->rows), vocab = p->spec.vocab_size;
     int32_t *best = (int32_t *)p->best.data + (int64_t)(begin / job->grain) * wanted;
-    p->kernels->matmul(w, &job->acts, 0, wanted, p->args->logits, vocab, begin, end,
+    p->kernels->matmul(w, &job->acts, 0, job->rows, p->args->logits, vocab, begin, end,
                        ft_thread_scratch(p, thread));
     for (int64_t i = 0; i < wanted; i++) {
         float *logits = p->args->logits + i * vocab;
+        if (job->rows > wanted)
+            p->vec->add(logits + from, logits + (int64_t)wanted * vocab + from, to - from);
         if (job->op->factor > 0) p->vec->softcap(logits + from, (float)job->op->factor, to - from);
         suppress(job->op, logits, from, to);
         best[i] = from + p->vec->argmax(logits + from, to - from);
     }
 }
 
+static int head_rows(const ft_program *p, const ft_matrix *w) {
+    return ft_type_uses_int8(w->type) ? 2 * p->args->num_wanted : p->args->num_wanted;
+}
 static int head_grain(const ft_program *p, const ft_matrix *w) {
-    return ft_group_grain(p, w->groups, w->group_bytes, p->args->num_wanted);
+    return ft_group_grain(p, w->groups, w->group_bytes, head_rows(p, w));
 }
 static int head_pieces(const ft_program *p, const ft_matrix *w) {
     return ft_pool_threads(p->pool) == 1 ? 1 : (w->groups - 1) / head_grain(p, w) + 1;
@@ -304,7 +324,8 @@ static void fold_best(const ft_program *p, int pieces) {
 
 void ft_run_head(ft_program *p, const ft_op *op) {
     const int wanted = p->args->num_wanted;
-    head_job job = {.p = p, .op = op, .acts = ft_acts_of(&p->normed, NULL, 0, op->matrices->cols)};
+    head_job job = {.p = p, .op = op, .acts = ft_acts_of(&p->normed, NULL, 0, op->matrices->cols),
+                    .rows = head_rows(p, op->matrices)};
     const int rows_grain = ft_row_grain(op->matrices->cols);
     if (p->args->hidden && op->num_matrices > 1) project_hidden(&job);
     else if (p->args->hidden) ft_pool_ranges(p->pool, p->rows, rows_grain, hidden_rows, &job);
@@ -321,7 +342,8 @@ void ft_run_head(ft_program *p, const ft_op *op) {
 int ft_reserve_matmul(ft_program *p, const ft_op *op, int rows) {
     const ft_matrix *w = op->matrices;
     const size_t r = (size_t)rows;
-    int failed = ft_input_reserve(&p->normed, rows, w->cols);
+    const int inputs = op->kind == FT_OP_HEAD && head_rows(p, w) > rows ? head_rows(p, w) : rows;
+    int failed = ft_input_reserve(&p->normed, inputs, w->cols);
     if (op->kind == FT_OP_HEAD)
         return failed | ft_buffer_reserve(&p->best, (size_t)p->args->num_wanted *
                                                         (size_t)head_pieces(p, w) * sizeof(int32_t));

@@ -1,10 +1,14 @@
 /* Buffers of a program, and the loop over its operations. */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
 #include "program.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "aligned.h"
+#include "threads.h"
 
 int ft_buffer_reserve(ft_buffer *buffer, size_t bytes) {
     if (bytes <= buffer->bytes) return 0;
@@ -238,7 +242,13 @@ int ft_forward(ft_program *p, ft_pool *pool, const ft_forward_args *args) {
     if (result == 0) {
         place_rows(p);
         ft_pool_ranges(pool, p->rows, 16, fill_angles, p);
-        for (int i = 0; i < p->spec.num_ops; i++) run_op(p, &p->spec.ops[i]);
+        int64_t before = ft_now_ns();
+        for (int i = 0; i < p->spec.num_ops; i++) {
+            run_op(p, &p->spec.ops[i]);
+            const int64_t after = ft_now_ns();
+            if (args->kind_ns) args->kind_ns[p->spec.ops[i].kind] += after - before;
+            before = after;
+        }
     }
     ft_pool_unlock(pool);
     return result;

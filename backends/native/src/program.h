@@ -12,7 +12,8 @@
 
 enum ft_op_kind {
     FT_OP_EMBED, FT_OP_PROJECT, FT_OP_ATTENTION, FT_OP_PROJECT_ADD, FT_OP_GATED_FFN, FT_OP_MOE_FFN,
-    FT_OP_SCALE, FT_OP_HEAD, FT_OP_PER_LAYER_INPUTS, FT_OP_PER_LAYER_ADD, FT_OP_EMBED_WITH_HIDDEN
+    FT_OP_SCALE, FT_OP_HEAD, FT_OP_PER_LAYER_INPUTS, FT_OP_PER_LAYER_ADD, FT_OP_EMBED_WITH_HIDDEN,
+    FT_NUM_OP_KINDS
 };
 
 typedef struct ft_norm {
@@ -86,10 +87,11 @@ typedef struct ft_forward_args {
     const int32_t *token_ids; /* all rows, segments in order */
     const ft_segment *segments;
     const int32_t *wanted; /* rows whose logits are computed, ascending */
-    float *logits;         /* [num_wanted, V] */
+    float *logits;         /* [2 * num_wanted, V]: the logits, and room for the head's second part */
     int32_t *argmax;       /* [num_wanted] */
     float *hidden;         /* [R, E] of every row, or NULL */
     const float *given;    /* [R, width - table width] for FT_OP_EMBED_WITH_HIDDEN, or NULL */
+    int64_t *kind_ns; /* [FT_NUM_OP_KINDS]: nanoseconds by op kind are added here, or NULL */
     int32_t num_segments, num_wanted;
 } ft_forward_args;
 
