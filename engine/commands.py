@@ -81,7 +81,7 @@ class ForgetChat:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRows:
-    """Time forwards of each row count on the loaded model. Answered by RowsMeasured or Notice."""
+    """Time forwards of each row count on the loaded model. Answered by RowsMeasured."""
 
     row_counts: tuple[int, ...]
     rounds: int

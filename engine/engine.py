@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from engine.bench_rows import measure_rows
+from engine.bench_rows import RowCost, measure_rows
 from engine.cache.holder import Holder
 from engine.commands import (
     CancelTurn,
@@ -128,24 +128,26 @@ class InferenceEngine:
             self._emit(Notice("a drafter file is read with the model: load the model again"))
 
     def _measure_rows(self, command: MeasureRows) -> None:
+        try:
+            costs = self._row_costs(command)
+        except TURN_ERRORS as error:
+            self._emit(Notice(f"rows were not measured: {describe_error(error).message}"))
+            costs = []
+        self._emit(RowsMeasured(tuple(costs)))
+
+    def _row_costs(self, command: MeasureRows) -> list[RowCost]:
         if self._session is None:
-            self._emit(Notice("no model is loaded: nothing to measure"))
-            return
+            raise NoModelLoaded("no model is loaded")
         model = self._session.model
         # Any ids will do for a cost; these are spread over the embedding.
         ids = [i * 97 % model.vocab_size for i in range(command.context_len)]
-        try:
-            costs = measure_rows(
-                model.executable,
-                ids,
-                row_counts=command.row_counts,
-                rounds=command.rounds,
-                clock=self._clock,
-            )
-        except TURN_ERRORS as error:
-            self._emit(Notice(describe_error(error).message))
-            return
-        self._emit(RowsMeasured(tuple(costs)))
+        return measure_rows(
+            model.executable,
+            ids,
+            row_counts=command.row_counts,
+            rounds=command.rounds,
+            clock=self._clock,
+        )
 
     def _unload(self) -> None:
         session, self._session = self._session, None

@@ -191,7 +191,10 @@ class SpeculationChanged:
 
 @dataclass(frozen=True, slots=True)
 class RowsMeasured:
-    """What a forward costs at each row count, in answer to MeasureRows."""
+    """What a forward costs at each row count, in answer to MeasureRows.
+
+    Without costs when they could not be measured; a Notice says why.
+    """
 
     costs: tuple[RowCost, ...]
 

@@ -11,6 +11,7 @@ from engine.commands import (
     CancelTurn,
     ForgetChat,
     LoadModel,
+    MeasureRows,
     Message,
     SubmitTurn,
     UnloadModel,
@@ -24,6 +25,7 @@ from engine.events import (
     ModelLoaded,
     ModelLoading,
     Notice,
+    RowsMeasured,
     SpeculationChanged,
     TextDelta,
     TurnFailed,
@@ -384,3 +386,16 @@ def test_a_model_without_end_ids_ends_by_length() -> None:
 
     rig = EngineRig(model=fake_model(tokenizer=NoEnd()), speculation=DRAFTING)
     assert rig.ask(PROMPT, max_tokens=40).finish_reason == "length"
+
+
+def test_rows_that_cannot_be_measured_are_answered_too() -> None:
+    rig = EngineRig(FakeExecutable(fail_at=2))
+    rig.engine.apply(MeasureRows((1, 2), rounds=1, context_len=8))
+    rig.engine.apply(UnloadModel())
+    rig.engine.apply(MeasureRows((1, 2), rounds=1, context_len=8))
+    assert of_type(rig.events, RowsMeasured) == [RowsMeasured(()), RowsMeasured(())]
+    reasons = [event.text for event in of_type(rig.events, Notice)]
+    assert reasons == [
+        "rows were not measured: the device is gone",
+        "rows were not measured: no model is loaded",
+    ]
