@@ -149,7 +149,9 @@ class ForetellApp(App[None]):
         self.exit()
 
     def on_unmount(self) -> None:
-        """Stop the engine thread."""
+        """Stop what still waits for the engine, then its thread."""
+        if self.bench is not None:
+            self.bench.stop()
         self.bridge.close()
 
     # -- engine events -----------------------------------------------------------

@@ -80,6 +80,8 @@ class BenchRunner:
             self._submit(CancelTurn(turn.request_id))
             raise
         assert isinstance(event, TurnFinished), "waited for it"
+        if event.finish_reason == "cancelled":  # another model is loaded: no figure of this one
+            raise BenchStopped
         return event
 
     def update_speculation(self, options: SpeculationOptions) -> None:
@@ -105,6 +107,8 @@ class BenchRunner:
                 event = self._events.get(timeout=POLL_S)
             except queue.Empty:
                 continue
+            if isinstance(event, EngineFailed):
+                self._stopped.set()  # nothing is answered any more: wait for nothing
             if isinstance(event, TurnFailed | EngineFailed):
                 raise BenchFailed(event.error)
             if isinstance(event, kind):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from textual import work
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import DataTable, Static
@@ -47,7 +48,7 @@ class BenchScreen(Screen[None]):
     """Starts a run, shows it, keeps it; one key applies what it recommends."""
 
     BINDINGS = [
-        ("enter", "start", "Start"),
+        Binding("enter", "start", "Start", priority=True),  # the focused table takes it otherwise
         ("escape", "stop_or_leave", "Stop / leave"),
         ("a", "apply", "Apply the recommendation"),
         ("x", "export", "Export"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
+from app.machine import Busy
 from engine.bench import BenchReport, run_paired, spec_scenario
 from engine.commands import CancelTurn, Command, ForgetChat, SubmitTurn, UpdateSpeculation
 from engine.events import (
+    EngineFailed,
     ErrorInfo,
     SpeculationChanged,
     TextDelta,
@@ -19,6 +22,7 @@ from engine.events import (
     TurnStats,
 )
 from engine.speculative.options import SpeculationOptions
+from tests.app.app_fixtures import Stage, open_stage
 
 PROMPTS = dict.fromkeys(("one_word", "prose", "quote_file", "quote_answer"), "Say something.")
 
@@ -115,3 +119,59 @@ def test_other_chats_events_are_left_to_them() -> None:
     delta = TextDelta("turn-1", "chat", "hello", TurnStats(), 3)
     assert not runner.take(delta)
     assert runner.take(TextDelta("bench-1", "bench-1", "hello", TurnStats(), 3))
+
+
+def test_an_engine_that_fails_ends_the_run_with_its_reason() -> None:
+    engine = EchoEngine()
+    options = SpeculationOptions()
+
+    def submit(command: Command) -> None:
+        if isinstance(command, SubmitTurn):
+            engine.runner.take(EngineFailed(ErrorInfo("failure", "a bug")))
+        elif len(engine.commands) == 0:
+            engine.submit(command)
+
+    engine.runner._submit = submit
+    with pytest.raises(BenchFailed, match="a bug"):
+        run_paired(
+            engine.runner,
+            spec_scenario(PROMPTS),
+            BenchReport("spec", "m"),
+            passes=1,
+            options=options,
+        )
+
+
+def test_a_turn_cut_short_by_another_model_is_no_figure() -> None:
+    engine = EchoEngine()
+    engine.answer = lambda turn: TurnFinished(  # type: ignore[method-assign]
+        turn.request_id, turn.chat_id, "cancelled", "", (), TurnStats(), 0
+    )
+    report = BenchReport("spec", "m")
+    with pytest.raises(BenchStopped):
+        run_paired(
+            engine.runner, spec_scenario(PROMPTS), report, passes=1, options=SpeculationOptions()
+        )
+    assert report.samples == []
+
+
+async def _until(stage: Stage, is_so: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if is_so():
+            return
+        await stage.pilot.pause()
+    raise AssertionError(f"never came about: {stage.text}")
+
+
+async def test_quitting_ends_a_running_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.screens.bench.measure_busy", lambda: Busy(0.0, ""))
+    async with open_stage(tmp_path) as stage:
+        await stage.pilot.press("f4")
+        await stage.settle()
+        await stage.pilot.press("enter")
+        await _until(stage, lambda: bool(stage.engine.sent(SubmitTurn)))
+        assert (runner := stage.app.bench) is not None
+        await stage.pilot.press("ctrl+q")
+    assert runner._stopped.is_set()
