@@ -240,7 +240,13 @@ class ForetellApp(App[None]):
         self.conversations.model = ""
         self.model = ModelState(name, "loading", fraction=0.0)
         self.bridge.submit(
-            LoadModel(path, name, self.settings.context_len, self.settings.speculation)
+            LoadModel(
+                path,
+                name,
+                self.settings.context_len,
+                self.settings.speculation,
+                system_prompt=self.settings.system_prompt,
+            )
         )
         self.chat_screen.show_model()
 

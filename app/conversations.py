@@ -286,6 +286,7 @@ class Conversations:
             prompt=self._history(question),
             sampling=self._settings().sampling,
             attempt=writer.attempt,
+            stop_on_repetition=True,
         )
         turn = Turn(command, writer, question.id, question.content)
         self._turns[turn.request_id] = turn

@@ -491,3 +491,20 @@ async def test_every_size_works_while_an_answer_streams(
         assert "end" in stage.text
         assert "answering" in stage.text
         assert len(stage.app.screen.query(MessageView)) == 2
+
+
+async def test_s49_the_system_prompt_is_given_with_the_model_to_be_warmed(tmp_path: Path) -> None:
+    async with open_stage(tmp_path, settings=Settings(system_prompt="Be brief.")) as stage:
+        (load,) = stage.engine.sent(LoadModel)
+        assert load.system_prompt == "Be brief."
+
+
+async def test_an_answer_that_repeats_itself_for_ever_is_stopped(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("hi")
+        assert stage.engine.request().stop_on_repetition
+        stage.engine.begin()
+        stage.engine.say("la la la")
+        stage.engine.finish("repetition")
+        await stage.settle()
+        assert "it repeated itself" in stage.words
