@@ -225,7 +225,7 @@ class ChatScreen(Screen[None]):
     async def _ask(self, text: str) -> None:
         if self.chat_id is None:
             self.chat_id = self.conversations.create()
-        retry, self._retry_question_id = self._retry_question_id, None
+        retry = self._retry_question_id
         if retry is not None:
             same = self.conversations.store.message(retry).content == text
             turn = (
@@ -244,6 +244,7 @@ class ChatScreen(Screen[None]):
 
     def _follow(self, turn: Turn) -> None:
         self._last_turn = turn
+        self._retry_question_id = None  # answered anew by another key: the next text is a new one
         self.show_chats()
         self.show_status()
 

@@ -15,6 +15,8 @@ from app.settings import Settings
 from app.widgets.message import MessageView
 from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn, UpdateSpeculation
 from engine.events import EngineFailed, ErrorInfo, Notice
+from storage.chats import ChatStore
+from storage.errors import StorageError
 from tests.app.app_fixtures import Stage, open_stage
 from tests.app.fake_engine import FakeEngine
 
@@ -495,6 +497,7 @@ async def test_every_size_works_while_an_answer_streams(
 
 async def test_s49_the_system_prompt_is_given_with_the_model_to_be_warmed(tmp_path: Path) -> None:
     async with open_stage(tmp_path, settings=Settings(system_prompt="Be brief.")) as stage:
+        await stage.ask("hi")
         (load,) = stage.engine.sent(LoadModel)
         assert load.system_prompt == "Be brief."
 
@@ -508,3 +511,43 @@ async def test_an_answer_that_repeats_itself_for_ever_is_stopped(tmp_path: Path)
         stage.engine.finish("repetition")
         await stage.settle()
         assert "it repeated itself" in stage.words
+
+
+async def test_after_a_failed_question_was_answered_anew_the_next_one_follows_it(
+    tmp_path: Path,
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.fail("the device is gone")
+        await stage.settle()
+        await stage.pilot.press("ctrl+r")
+        await stage.settle()
+        stage.engine.answer("answer")
+        await stage.settle()
+        stage.app.chat_screen.prompt.clear()
+        await stage.ask("two")
+        assert prompt_texts(stage.engine.request()) == [
+            ("user", "one"),
+            ("assistant", "answer"),
+            ("user", "two"),
+        ]
+
+
+async def test_a_question_that_failed_is_asked_again_after_the_store_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.fail("the device is gone")
+        await stage.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatStore, "begin_answer", _busy)
+            await stage.pilot.press("enter")
+            await stage.settle()
+        await stage.pilot.press("enter")
+        await stage.settle()
+        assert prompt_texts(stage.engine.request()) == [("user", "one")]
+
+
+def _busy(*args: object, **options: object) -> None:
+    raise StorageError("the database is in use")
