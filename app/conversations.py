@@ -28,6 +28,7 @@ from engine.events import (
     TurnStarted,
     TurnStats,
 )
+from storage.errors import StorageError
 
 if TYPE_CHECKING:
     from storage.answers import AnswerWriter
@@ -52,6 +53,8 @@ class Turn:
     context_used: int = 0
     dropped_messages: int = 0
     error: ErrorInfo | None = None
+    problem: StorageError | None = None
+    """Why its end could not be stored, or None."""
 
     @property
     def request_id(self) -> str:
@@ -319,7 +322,10 @@ class Conversations:
             )
         stats: dict[str, Any] = dataclasses.asdict(turn.stats)
         stats |= {"context_used": turn.context_used, "note": note}
-        turn.writer.finish(state, stats=stats, text=turn.text)
+        try:
+            turn.writer.finish(state, stats=stats, text=turn.text)
+        except StorageError as error:
+            turn.problem = error  # this turn is over all the same, and others may end with it
         return turn
 
 

@@ -192,8 +192,13 @@ class ChatScreen(Screen[None]):
         if turn.phase == "ended":
             self.show_chats()
         self.show_status()
+        if turn.problem is not None:
+            self.foretell.show_error(turn.problem)
 
     async def _show_ended(self, turn: Turn) -> None:
+        if turn.problem is not None:  # the store knows less than the screen
+            await self.transcript.finish(replace(turn.shown(), state="interrupted"))
+            return
         try:
             shown = self.conversations.shown_message(turn.message_id)
         except ChatGone:

@@ -432,7 +432,37 @@ async def test_a_chat_deleted_elsewhere_is_noticed_without_a_crash(tmp_path: Pat
         stage.store.delete(stage.chat_id)
         stage.engine.finish()
         await stage.settle()
-        assert stage.app.is_running
+        assert "was deleted while its answer was written" in stage.notices
+        assert "some text" in stage.text
+        assert "Enter send" in stage.text
+
+
+async def test_one_answer_that_cannot_be_stored_keeps_no_other_from_ending(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        gone = stage.chat_id
+        await stage.pilot.press("ctrl+n")
+        await stage.ask("two")
+        stage.engine.begin()
+        stage.engine.say("some text")
+        await stage.settle()
+        stage.store.delete(gone)
+        stage.engine.emit(EngineFailed(ErrorInfo("failure", "the engine failed")))
+        await stage.settle()
+        assert stage.app.conversations.running == []
+        assert stage.store.messages(stage.chat_id)[-1].state == "failed"
+        assert "the engine failed" in stage.notices
+
+
+async def test_escape_in_a_chat_that_was_deleted_elsewhere_ends_its_turn(tmp_path: Path) -> None:
+    engine = FakeEngine(loads_by_itself=False)
+    async with open_stage(tmp_path, engine=engine) as stage:
+        await stage.ask("one")
+        stage.store.delete(stage.chat_id)
+        await stage.pilot.press("escape")
+        await stage.settle()
+        assert stage.app.conversations.running == []
+        assert "was deleted while its answer was written" in stage.notices
 
 
 async def test_settings_of_a_run_reach_the_turn(tmp_path: Path) -> None:
