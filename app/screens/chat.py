@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from app.conversations import Conversations, Turn
 from app.screens.dialogs import ConfirmDialog, EditDialog, TextDialog
-from app.screens.hints import IDLE_HINTS, RUNNING_HINTS, fit_hints, with_turn
+from app.screens.hints import IDLE_HINTS, RUNNING_HINTS, fit_hints, warn_too_long, with_turn
 from app.screens.welcome import describe_empty_chat
 from app.widgets.chat_list import ChatList
 from app.widgets.markdown import CopyCode
@@ -170,12 +170,17 @@ class ChatScreen(Screen[None]):
             status = with_turn(status, self._last_turn)
         elsewhere = [t for t in self.conversations.running if t.chat_id != self.chat_id]
         self.query_one(StatusBar).status = replace(status, num_elsewhere=len(elsewhere))
-        hints = self._hints()
+        self._show_hints(status.context_len)
+
+    def _show_hints(self, context_len: int) -> None:
+        hints = self._hints(context_len)
         if hints != self._shown_hints:  # an update lays the whole screen out again
             self._shown_hints = hints
             self.query_one("#hints", Static).update(hints)
 
-    def _hints(self) -> str:
+    def _hints(self, context_len: int) -> str:
+        if warning := warn_too_long(self.prompt.text, context_len):
+            return warning
         is_running = self.conversations.turn_of(self.chat_id) is not None
         return fit_hints(RUNNING_HINTS if is_running else IDLE_HINTS, self.size.width - 2)
 
@@ -282,6 +287,7 @@ class ChatScreen(Screen[None]):
         event.stop()
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_SAVE_S, self.save_draft)
+        self._show_hints(self.foretell.status().context_len)
 
     def save_draft(self) -> None:
         """Store what is typed; an empty chat gets its row with the first draft."""

@@ -23,6 +23,18 @@ IDLE_HINTS = (
 )
 """The most useful first: what does not fit is left out."""
 
+BYTES_PER_TOKEN = 3
+"""A cautious guess for any text (English has about 4, code 3): only the engine knows, and asking it
+at each key would cost the running answer."""
+
+
+def warn_too_long(text: str, context_len: int) -> str:
+    """A line for a message that hardly fits the context (tokens; 0 before a model); else empty."""
+    num_tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN
+    if not context_len or num_tokens < context_len:
+        return ""
+    return f"Too long? About {num_tokens:,} tokens, and the context holds {context_len:,}"
+
 
 def fit_hints(hints: Sequence[str], width: int) -> str:
     """As many hints, from the first, as `width` cells hold."""

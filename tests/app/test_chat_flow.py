@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from app.screens.dialogs import EditDialog
 from app.settings import Settings
@@ -581,3 +582,19 @@ async def test_a_question_that_failed_is_asked_again_after_the_store_was_busy(
 
 def _busy(*args: object, **options: object) -> None:
     raise StorageError("the database is in use")
+
+
+async def test_a_message_that_hardly_fits_the_context_says_so_before_it_is_sent(
+    tmp_path: Path,
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        area = stage.app.chat_screen.prompt.area
+        area.insert("word " * 400)
+        await stage.settle()
+        assert "Enter send" in stage.text
+        area.post_message(events.Paste("word " * 5000))
+        await stage.settle()
+        assert "Too long? About 9,000 tokens, and the context holds 8,192" in stage.words
+        stage.app.chat_screen.prompt.clear()
+        await stage.settle()
+        assert "Enter send" in stage.text
