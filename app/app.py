@@ -315,6 +315,11 @@ class ForetellApp(App[None]):
         if self._chat_screen is not None and theme != self.settings.theme:
             self._tell_errors(lambda: self.change_settings(replace(self.settings, theme=theme)))
 
+    def on_app_focus(self) -> None:
+        """The window is looked at again: other windows may have made or deleted chats."""
+        if self._chat_screen is not None and self._chat_screen.is_mounted:
+            self._tell_errors(self._chat_screen.show_chats)
+
     # -- screens, palette, messages ---------------------------------------------------
 
     def action_settings(self) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from textual.events import AppBlur, AppFocus
+
 from app.screens.dialogs import ConfirmDialog
 from app.screens.settings import SettingsScreen
 from app.widgets.chat_list import ChatList
 from engine.commands import CancelTurn, ForgetChat
+from storage.chats import ChatStore
+from storage.database import Database
 from tests.app.app_fixtures import Stage, open_stage
 
 
@@ -171,3 +175,18 @@ async def test_the_palette_opens_pages_by_name(tmp_path: Path) -> None:
         await stage.pilot.pause()
         await stage.settle()
         assert isinstance(stage.app.screen, SettingsScreen)
+
+
+async def test_chats_made_in_another_window_are_listed_once_this_one_is_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        other = ChatStore(Database(tmp_path / "chats.db"))
+        other.create(title="made elsewhere")
+        await stage.settle()
+        assert "made elsewhere" not in stage.text
+        stage.app.post_message(AppBlur())
+        stage.app.post_message(AppFocus())
+        await stage.settle()
+        assert "made elsewhere" in stage.text
+        other._db.close()
