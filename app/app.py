@@ -273,8 +273,10 @@ class ForetellApp(App[None]):
         self.downloads.take(download)
         if download.error:
             self.notify(download.error, title=download.name, severity="error", markup=False)
-        if download.path is not None and self.model.phase == "no model":
+        if download.path is not None and not download.is_drafter and self.model.phase == "no model":
             self.use_model(download.name, download.path)
+            changed = replace(self.settings, model=download.name)
+            self._tell_errors(lambda: self.change_settings(changed))
         elif download.path is not None:
             self.notify(f"{download.name} is ready: F3 to use it", markup=False)
         self.chat_screen.show_model()

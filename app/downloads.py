@@ -23,6 +23,8 @@ class Download:
     path: Path | None = None
     """The installed file, once it is whole."""
     error: str = ""
+    is_drafter: bool = False
+    """Whether it only drafts for another model and answers nothing by itself."""
     is_cancelled: bool = False
 
     @property
@@ -54,13 +56,13 @@ class Downloads:
         self._cancels: dict[str, threading.Event] = {}
         self.states: dict[str, Download] = {}
 
-    def start(self, name: str) -> bool:
-        """Download a catalog model; False when it is already on its way."""
+    def start(self, name: str, *, is_drafter: bool = False) -> bool:
+        """Download a file of the catalog; False when it is already on its way."""
         if name in self.states and self.states[name].is_running:
             return False
         cancel = self._cancels[name] = threading.Event()
-        self.states[name] = Download(name)
-        self._run_thread(lambda: self._download(name, cancel))
+        state = self.states[name] = Download(name, is_drafter=is_drafter)
+        self._run_thread(lambda: self._download(state, cancel))
         return True
 
     def cancel(self, name: str) -> None:
@@ -77,16 +79,16 @@ class Downloads:
         """Remember the newest state, on the UI thread."""
         self.states[download.name] = download
 
-    def _download(self, name: str, cancel: threading.Event) -> None:
-        state = Download(name)
-
+    def _download(self, state: Download, cancel: threading.Event) -> None:
         def report(progress: DownloadProgress) -> None:
             nonlocal state
             state = replace(state, progress=progress)
             self._post_message(DownloadChanged(state))
 
         try:
-            path = self._library.download(name, on_progress=report, is_cancelled=cancel.is_set)
+            path = self._library.download(
+                state.name, on_progress=report, is_cancelled=cancel.is_set
+            )
         except (StorageError, OSError) as error:
             state = replace(state, error=describe(error).line)
         else:

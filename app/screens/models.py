@@ -244,7 +244,7 @@ class ModelsScreen(Screen[None]):
             )
             if not await self.app.push_screen_wait(ConfirmDialog(question, "Download")):
                 return
-        if not self.foretell.downloads.start(name):
+        if not self.foretell.downloads.start(name, is_drafter=line.drafter is not None):
             self.notify(f"{name} is on its way already", markup=False)
         self.show_lines(self._lines)
 

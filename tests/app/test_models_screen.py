@@ -67,6 +67,7 @@ async def test_without_a_model_the_first_screen_says_what_enter_does_and_does_it
     library = FakeLibrary()
     script = Script(library, SMOL)
     async with open_stage(tmp_path, library=library) as stage:
+        await stage.settle()
         assert "There is no model on this machine yet." in stage.text
         assert "98 MB" in stage.text
         assert "/models" in stage.text
@@ -257,3 +258,33 @@ async def test_what_does_not_fit_is_fetched_only_after_a_yes(tmp_path: Path) -> 
         await stage.pilot.press("escape")
         await stage.settle()
         assert script.steps == []
+
+
+async def test_the_first_model_is_remembered_whichever_it_is(tmp_path: Path) -> None:
+    library = FakeLibrary(entries=[CatalogModel("gemma3-270m", "Gemma", 253_113_024, "Gemma")])
+    script = Script(library, InstalledModel("gemma3-270m", Path("/g.gguf"), 253_113_024))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("enter")
+        await wait_for_start(stage, script)
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert [load.name for load in stage.engine.sent(LoadModel)] == ["gemma3-270m"]
+        assert [settings.model for settings in stage.saved] == ["gemma3-270m"]
+
+
+async def test_a_drafter_is_not_taken_for_the_first_model(tmp_path: Path) -> None:
+    drafter = DrafterChoice("helper", 1_000_000)
+    entry = CatalogModel("gemma3-270m", "Gemma", 253_113_024, "Gemma", drafters=(drafter,))
+    library = FakeLibrary(entries=[entry])
+    script = Script(library, InstalledModel("helper", Path("/h.gguf"), 1_000_000))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await wait_for_start(stage, script)
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert not stage.engine.sent(LoadModel)
+        assert "helper is ready" in stage.notices
