@@ -71,6 +71,12 @@ class Turn:
         """The answer's row in the store."""
         return self.writer.message_id
 
+    @property
+    def note(self) -> str:
+        """What is worth a word below the answer while it runs."""
+        num = self.dropped_messages
+        return f"{num} oldest messages left out: the context is full" if num else ""
+
     def shown(self, version: tuple[int, int] = (1, 1)) -> ShownMessage:
         """The answer as the transcript shows it now."""
         return ShownMessage(
@@ -78,6 +84,7 @@ class Turn:
             role="assistant",
             text=self.text,
             state="streaming" if self.text else "waiting",
+            note=self.note,
             stats=self.stats,
             version=version[0],
             num_versions=version[1],
@@ -316,10 +323,7 @@ class Conversations:
         self._turns.pop(turn.request_id, None)
         if turn.error is not None:
             note = describe_info(turn.error).line
-        if turn.dropped_messages:
-            note = f"{turn.dropped_messages} oldest messages left out" + (
-                f" · {note}" if note else ""
-            )
+        note = " · ".join(part for part in (turn.note, note) if part)
         stats: dict[str, Any] = dataclasses.asdict(turn.stats)
         stats |= {"context_used": turn.context_used, "note": note}
         try:

@@ -188,6 +188,8 @@ class ChatScreen(Screen[None]):
         """A turn moved on: stream its text, or finish it, when its chat is open."""
         if turn.chat_id == self.chat_id:
             self._last_turn = turn
+            if turn.phase == "reading":
+                self.transcript.note(turn.message_id, turn.note)
             if turn.phase == "answering":
                 await self.transcript.stream(turn.message_id, turn.text, turn.stats)
             if turn.phase == "ended":

@@ -182,10 +182,13 @@ class MessageView(Vertical, can_focus=True):
             self._show_meta()
             await self._render_whole()
 
-    def set_shown(self, shown: ShownMessage) -> None:
+    def set_note(self, note: str) -> None:
         """Change what the line below says; the text stays."""
-        self.shown = replace(shown, text=self.shown.text)
-        self._show_meta()
+        if note == self.shown.note:
+            return
+        self.shown = replace(self.shown, note=note)
+        if self._is_ready:
+            self._show_meta()
 
     def action_wish(self, what: Literal["copy", "copy_code", "edit", "regenerate"]) -> None:
         """Ask the screen to do something with this message."""

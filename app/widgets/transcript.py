@@ -99,6 +99,11 @@ class Transcript(VerticalScroll, can_focus=False):
         """The mounted view of a message."""
         return next((v for v in self.views if v.shown.message_id == message_id), None)
 
+    def note(self, message_id: int, note: str) -> None:
+        """Say something below a message."""
+        if view := self.find(message_id):
+            view.set_note(note)
+
     async def stream(self, message_id: int, text: str, stats: TurnStats) -> None:
         """Show how far a streaming answer is."""
         if view := self.find(message_id):

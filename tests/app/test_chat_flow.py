@@ -598,3 +598,21 @@ async def test_a_message_that_hardly_fits_the_context_says_so_before_it_is_sent(
         stage.app.chat_screen.prompt.clear()
         await stage.settle()
         assert "Enter send" in stage.text
+
+
+async def test_messages_left_out_are_said_from_the_start_and_kept_with_the_answer(
+    tmp_path: Path,
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.begin(dropped=4)
+        await stage.settle()
+        assert "4 oldest messages left out: the context is full" in stage.words
+        stage.engine.say("some text")
+        await stage.settle()
+        assert "4 oldest messages left out" in stage.words
+        stage.engine.finish("length")
+        await stage.settle()
+        await stage.app.chat_screen.open_chat(stage.chat_id)
+        await stage.settle()
+        assert "left out: the context is full · cut at the token" in stage.words
