@@ -90,8 +90,9 @@ class EditDialog(ModalScreen[str | None]):
         area.focus()
 
     def action_save(self) -> None:
-        """Take the text; an empty one means: leave it."""
-        self.dismiss(self.query_one(TextArea).text.strip() or None)
+        """Take the text, its indentation too; an empty one means: leave it."""
+        text = self.query_one(TextArea).text.strip("\n")
+        self.dismiss(text if text.strip() else None)
 
     @on(Button.Pressed)
     def _answer(self, event: Button.Pressed) -> None:

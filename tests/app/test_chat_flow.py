@@ -616,3 +616,20 @@ async def test_messages_left_out_are_said_from_the_start_and_kept_with_the_answe
         await stage.app.chat_screen.open_chat(stage.chat_id)
         await stage.settle()
         assert "left out: the context is full · cut at the token" in stage.words
+
+
+async def test_editing_keeps_the_indentation_of_the_first_line(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("    if x:\n        return")
+        stage.engine.answer("B")
+        await stage.settle()
+        await stage.pilot.press("ctrl+up", "ctrl+up", "e")
+        await stage.settle()
+        await stage.pilot.press("f10")
+        await stage.settle()
+        assert len(stage.engine.sent(SubmitTurn)) == 1
+        await stage.pilot.press("e")
+        await stage.settle()
+        await stage.pilot.press("1", "f10")
+        await stage.settle()
+        assert contents(stage)[0] == "    if x:\n        return1"
