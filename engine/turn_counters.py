@@ -39,13 +39,12 @@ class TurnCounters:
     def absorb(self, execution: SpeculativeExecution) -> None:
         """Keep the counters of a drafter that is dropped."""
         self.dropped.append(execution.stats)
-        self.governor = execution.governor.describe() if execution.governor else ""
+        self.governor = execution.governor_line
 
     def to_stats(self, base: TurnStats, armed: SpeculativeExecution | None) -> TurnStats:
         """`base` with everything counted here and by the armed drafter filled in."""
         served = [*self.dropped, *([armed.stats] if armed else [])]
         latest = served[-1] if served else None
-        governor = armed.governor if armed else None
         return replace(
             base,
             reused_tokens=self.reused_tokens,
@@ -59,8 +58,8 @@ class TurnCounters:
             plain_steps=self.plain_steps + sum(stats.plain_steps for stats in served),
             parked_steps=sum(stats.parked_steps for stats in served),
             phase_ms=self._phase_ms(served),
-            governor=governor.describe() if governor else self.governor,
-            governor_state=governor.state.value if governor else "off",
+            governor=(armed.governor_line if armed else "") or self.governor,
+            governor_state=armed.governor_state if armed else "off",
             algorithm=latest.algorithm if latest else None,
         )
 
