@@ -148,9 +148,10 @@ class ModelSession:
                 self._fail(request, error)
 
     def _start(self, request: Request) -> None:
-        self.store.make_room(self._bytes_needed(request))
         self._keeper.want(self._system_prefix(system_messages(request.prompt.kept_messages)))
         holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
+        # Behind `acquire`: room made before it would evict a long chat's own cache.
+        self.store.make_room(max(0, self._bytes_needed(request) - holder.num_bytes))
         request.begin(holder)
 
     def _has_room(self, request: Request) -> bool:

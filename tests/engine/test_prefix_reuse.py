@@ -267,3 +267,15 @@ def test_a_resume_point_without_memory_ends_no_turn(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RingCache, "clone", clone)
     rig = EngineRig(FakeExecutable(make_cache=RingCache))
     assert rig.ask(tuple(range(30)), max_tokens=90).finish_reason == "length"
+
+
+@pytest.mark.parametrize("prompt_len", [100, 200, 250])
+def test_s50_a_chat_beyond_half_the_budget_keeps_its_own_cache(prompt_len: int) -> None:
+    rig = EngineRig(options=EngineOptions(holder_budget_bytes=8 * 400), context_len=400)
+    rig.ask((7, 7, 7), "other")
+    prompt = tuple(range(prompt_len))
+    first = rig.ask(prompt, max_tokens=20)
+    second = rig.ask((*prompt, *first.token_ids, 1), max_tokens=20)
+    assert second.stats.reused_tokens == prompt_len + 19
+    rig.ask(prompt[::-1], "other", max_tokens=20)
+    assert (rig.engine.holder("chat") is None) is (prompt_len > 100)
