@@ -92,11 +92,19 @@ class HolderStore:
         return holder
 
     def release(self, chat_id: str) -> None:
-        """The chat's turn is over. State: it is the most recently used; others may be evicted."""
-        if entry := self._chats.pop(chat_id, None):
-            entry.is_running = False
-            self._chats[chat_id] = entry
+        """The chat's turn is over. State: it is the most recently used; others may be evicted.
+
+        Its own cache stays until another turn needs the room: a cache that grew by doubling may
+        be over the budget alone, and would be forwarded again with every message.
+        """
+        entry = self._chats.pop(chat_id, None)
+        if entry is None:
+            return
+        self._chats[chat_id] = entry
         self.make_room(0)
+        entry.is_running = False
+        if self.num_bytes > self._budget_bytes:
+            entry.resume_point = None
 
     def discard(self, chat_id: str) -> None:
         """Drop a chat's holder and resume point (chat deleted, or its cache broken)."""

@@ -279,3 +279,23 @@ def test_s50_a_chat_beyond_half_the_budget_keeps_its_own_cache(prompt_len: int) 
     assert second.stats.reused_tokens == prompt_len + 19
     rig.ask(prompt[::-1], "other", max_tokens=20)
     assert (rig.engine.holder("chat") is None) is (prompt_len > 100)
+
+
+class _DoublingCache(LinearCache):
+    """Takes memory in powers of two, as real caches do."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 << max(self.length - 1, 0).bit_length()
+
+
+def test_s50_a_cache_that_doubled_over_the_budget_is_kept_until_the_room_is_needed() -> None:
+    budget = EngineOptions(holder_budget_bytes=8 * 400)
+    executable = FakeExecutable(make_cache=_DoublingCache)
+    rig = EngineRig(executable, options=budget, context_len=400)
+    prompt = tuple(range(250))
+    first = rig.ask(prompt, max_tokens=20)
+    second = rig.ask((*prompt, *first.token_ids, 1), max_tokens=20)
+    assert second.stats.reused_tokens == 269
+    rig.ask((7, 7, 7), "other")
+    assert rig.engine.holder("chat") is None
