@@ -9,15 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual import events
 
 from app.screens.dialogs import EditDialog
 from app.settings import Settings
 from app.widgets.message import MessageView
 from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn, UpdateSpeculation
-from engine.events import EngineFailed, ErrorInfo, Notice
-from storage.chats import ChatStore
-from storage.errors import StorageError
+from engine.events import Notice
 from tests.app.app_fixtures import Stage, open_stage
 from tests.app.fake_engine import FakeEngine
 
@@ -186,36 +183,6 @@ async def test_editing_a_question_branches_and_keeps_the_old_branch(tmp_path: Pa
         assert contents(stage) == ["first", "one", "second", "two"]
 
 
-async def test_a_failed_turn_gives_the_prompt_back_and_says_why_in_one_line(
-    tmp_path: Path,
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("a question that took me long")
-        stage.engine.begin()
-        stage.engine.fail("the device ran out of memory [/]", "use a smaller context")
-        await stage.settle()
-        assert stage.app.chat_screen.prompt.text == "a question that took me long"
-        assert "the device ran out of memory [/]: use a smaller context" in stage.text.replace(
-            "\n", " "
-        )
-        await stage.pilot.press("enter")
-        await stage.settle()
-        first, again = stage.engine.sent(SubmitTurn)
-        assert again.prompt == first.prompt
-
-
-async def test_a_turn_that_fails_after_some_text_keeps_the_text(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("go on")
-        stage.engine.begin()
-        stage.engine.say("so far so good")
-        stage.engine.fail("the device was lost")
-        await stage.settle()
-        answer = stage.store.messages(stage.chat_id)[-1]
-        assert (answer.content, answer.state) == ("so far so good", "failed")
-        assert "so far so good" in stage.text
-
-
 async def test_an_answer_goes_on_while_another_chat_is_open(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await stage.ask("slow question")
@@ -363,30 +330,6 @@ async def test_enter_while_an_answer_runs_keeps_what_was_typed(tmp_path: Path) -
         assert stage.app.chat_screen.prompt.text == "two"
 
 
-async def test_an_engine_failure_ends_turns_with_their_text_and_one_line(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        stage.engine.begin()
-        stage.engine.say("partial [text")
-        stage.engine.emit(EngineFailed(ErrorInfo("failure", "a bug [/]", "start again")))
-        await stage.settle()
-        answer = stage.store.messages(stage.chat_id)[-1]
-        assert (answer.content, answer.state) == ("partial [text", "failed")
-        assert "failed" in stage.text
-
-
-async def test_a_model_that_cannot_be_loaded_says_why_and_gives_the_prompt_back(
-    tmp_path: Path,
-) -> None:
-    engine = FakeEngine(loads_by_itself=False)
-    async with open_stage(tmp_path, engine=engine) as stage:
-        await stage.ask("hello")
-        engine.fail_load("smol.gguf is cut off [bold", "download it again")
-        await stage.settle()
-        assert "smol.gguf is cut off [bold" in stage.text
-        assert stage.app.chat_screen.prompt.text == "hello"
-
-
 HOSTILE = [
     "[/]",
     "[/",
@@ -422,48 +365,6 @@ async def test_any_text_is_shown_as_it_is(tmp_path: Path) -> None:
             assert text.strip() in stage.text
             assert sum(answer in line for line in stage.lines()) >= 3, text
             assert contents(stage) == [text, text]
-
-
-async def test_a_chat_deleted_elsewhere_is_noticed_without_a_crash(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        stage.engine.begin()
-        stage.engine.say("some text")
-        await stage.settle()
-        stage.store.delete(stage.chat_id)
-        stage.engine.finish()
-        await stage.settle()
-        assert "was deleted while its answer was written" in stage.notices
-        assert "some text" in stage.text
-        assert "Enter send" in stage.text
-
-
-async def test_one_answer_that_cannot_be_stored_keeps_no_other_from_ending(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        gone = stage.chat_id
-        await stage.pilot.press("ctrl+n")
-        await stage.ask("two")
-        stage.engine.begin()
-        stage.engine.say("some text")
-        await stage.settle()
-        stage.store.delete(gone)
-        stage.engine.emit(EngineFailed(ErrorInfo("failure", "the engine failed")))
-        await stage.settle()
-        assert stage.app.conversations.running == []
-        assert stage.store.messages(stage.chat_id)[-1].state == "failed"
-        assert "the engine failed" in stage.notices
-
-
-async def test_escape_in_a_chat_that_was_deleted_elsewhere_ends_its_turn(tmp_path: Path) -> None:
-    engine = FakeEngine(loads_by_itself=False)
-    async with open_stage(tmp_path, engine=engine) as stage:
-        await stage.ask("one")
-        stage.store.delete(stage.chat_id)
-        await stage.pilot.press("escape")
-        await stage.settle()
-        assert stage.app.conversations.running == []
-        assert "was deleted while its answer was written" in stage.notices
 
 
 async def test_settings_of_a_run_reach_the_turn(tmp_path: Path) -> None:
@@ -524,112 +425,3 @@ async def test_every_size_works_while_an_answer_streams(
         assert "end" in stage.text
         assert "answering" in stage.text
         assert len(stage.app.screen.query(MessageView)) == 2
-
-
-async def test_s49_the_system_prompt_is_given_with_the_model_to_be_warmed(tmp_path: Path) -> None:
-    async with open_stage(tmp_path, settings=Settings(system_prompt="Be brief.")) as stage:
-        await stage.ask("hi")
-        (load,) = stage.engine.sent(LoadModel)
-        assert load.system_prompt == "Be brief."
-
-
-async def test_an_answer_that_repeats_itself_for_ever_is_stopped(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("hi")
-        assert stage.engine.request().stop_on_repetition
-        stage.engine.begin()
-        stage.engine.say("la la la")
-        stage.engine.finish("repetition")
-        await stage.settle()
-        assert "it repeated itself" in stage.words
-
-
-async def test_after_a_failed_question_was_answered_anew_the_next_one_follows_it(
-    tmp_path: Path,
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        stage.engine.fail("the device is gone")
-        await stage.settle()
-        await stage.pilot.press("ctrl+r")
-        await stage.settle()
-        stage.engine.answer("answer")
-        await stage.settle()
-        stage.app.chat_screen.prompt.clear()
-        await stage.ask("two")
-        assert prompt_texts(stage.engine.request()) == [
-            ("user", "one"),
-            ("assistant", "answer"),
-            ("user", "two"),
-        ]
-
-
-async def test_a_question_that_failed_is_asked_again_after_the_store_was_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        stage.engine.fail("the device is gone")
-        await stage.settle()
-        with monkeypatch.context() as patch:
-            patch.setattr(ChatStore, "begin_answer", _busy)
-            await stage.pilot.press("enter")
-            await stage.settle()
-        await stage.pilot.press("enter")
-        await stage.settle()
-        assert prompt_texts(stage.engine.request()) == [("user", "one")]
-
-
-def _busy(*args: object, **options: object) -> None:
-    raise StorageError("the database is in use")
-
-
-async def test_a_message_that_hardly_fits_the_context_says_so_before_it_is_sent(
-    tmp_path: Path,
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        area = stage.app.chat_screen.prompt.area
-        area.insert("word " * 400)
-        await stage.settle()
-        assert "Enter send" in stage.text
-        area.post_message(events.Paste("word " * 5000))
-        await stage.settle()
-        assert "Too long? About 9,000 tokens, and the context holds 8,192" in stage.words
-        stage.app.chat_screen.prompt.clear()
-        await stage.settle()
-        assert "Enter send" in stage.text
-
-
-async def test_messages_left_out_are_said_from_the_start_and_kept_with_the_answer(
-    tmp_path: Path,
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("one")
-        stage.engine.begin(dropped=4)
-        await stage.settle()
-        assert "4 oldest messages left out: the context is full" in stage.words
-        stage.engine.say("some text")
-        await stage.settle()
-        assert "4 oldest messages left out" in stage.words
-        stage.engine.finish("length")
-        await stage.settle()
-        await stage.app.chat_screen.open_chat(stage.chat_id)
-        await stage.settle()
-        assert "left out: the context is full · cut at the token" in stage.words
-
-
-async def test_editing_keeps_the_indentation_of_the_first_line(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.ask("    if x:\n        return")
-        stage.engine.answer("B")
-        await stage.settle()
-        await stage.pilot.press("ctrl+up", "ctrl+up", "e")
-        await stage.settle()
-        await stage.pilot.press("f10")
-        await stage.settle()
-        assert len(stage.engine.sent(SubmitTurn)) == 1
-        await stage.pilot.press("e")
-        await stage.settle()
-        await stage.pilot.press("1", "f10")
-        await stage.settle()
-        assert contents(stage)[0] == "    if x:\n        return1"
