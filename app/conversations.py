@@ -172,9 +172,15 @@ class Conversations:
         return self.store.create(model=self.model, system_prompt=settings.system_prompt).id
 
     def ask(self, chat_id: str, text: str) -> Turn:
-        """Add a question and start its answer. Raises: ChatGone."""
-        question = self.store.add_message(chat_id, "user", text)
-        return self._answer(question)
+        """Add a question and start its answer. Raises: ChatGone, StorageError.
+
+        State: a question that is the newest message already, because its answer could not be
+               begun, is not added again.
+        """
+        newest = self.store.messages(chat_id)[-1:]
+        if newest and (newest[0].role, newest[0].content) == ("user", text):
+            return self._answer(newest[0])
+        return self._answer(self.store.add_message(chat_id, "user", text))
 
     def edit(self, message_id: int, text: str) -> Turn:
         """Ask a question in another form beside the old one and start its answer."""

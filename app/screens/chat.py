@@ -250,7 +250,8 @@ class ChatScreen(Screen[None]):
             turn = self.conversations.ask(self.chat_id, text)
             shown = self.conversations.shown(self.chat_id)
             for message in shown[-2:]:
-                await self.transcript.add(message)
+                if not self.transcript.find(message.message_id):
+                    await self.transcript.add(message)
             await self._resync()
         self._follow(turn)
 

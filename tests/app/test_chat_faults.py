@@ -228,3 +228,17 @@ async def test_editing_keeps_the_indentation_of_the_first_line(tmp_path: Path) -
         await stage.pilot.press("1", "f10")
         await stage.settle()
         assert contents(stage)[0] == "    if x:\n        return1"
+
+
+async def test_a_question_whose_answer_could_not_be_begun_is_not_asked_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatStore, "begin_answer", _busy)
+            await stage.ask("one")
+        assert stage.app.chat_screen.prompt.text == "one"
+        await stage.pilot.press("enter")
+        await stage.settle()
+        assert prompt_texts(stage.engine.request()) == [("user", "one")]
+        assert len(stage.app.chat_screen.transcript.views) == 2
