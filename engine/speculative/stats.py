@@ -56,10 +56,3 @@ class SpeculationStats:
         """One step without a draft."""
         self.plain_steps += 1
         self.parked_steps += is_parked
-
-    @property
-    def mean_accepted_len(self) -> float:
-        """Tokens per verify, the bonus token included; 0 before the first verify."""
-        if not self.verify_steps:
-            return 0.0
-        return 1.0 + self.draft_n_accepted / self.verify_steps

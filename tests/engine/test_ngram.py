@@ -10,9 +10,7 @@ import pytest
 
 from engine.speculative.ngram import NgramIndex, NgramPolicy, NgramSpeculator
 from engine.speculative.speculator import DraftContext, Proposal
-from engine.speculative.stats import SpeculationStats
 from tests.engine.bench_ngram import replay
-from tests.engine.fakes_speculative import FakeClock
 from tests.engine.recorded_texts import RECORDED
 
 TEXT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
@@ -304,7 +302,3 @@ def test_recorded_turns_keep_their_gain(kind: str, least: float) -> None:
     out = replay(NgramSpeculator(), prompt, answer, None)
     assert out.gain >= least
     assert out.num_tokens == out.num_accepted + out.num_verifies + out.num_plain
-
-
-def test_stats_of_no_verify_divide_by_nothing() -> None:
-    assert SpeculationStats(FakeClock()).mean_accepted_len == 0.0
