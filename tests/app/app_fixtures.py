@@ -14,6 +14,7 @@ from app.app import ForetellApp
 from app.services import CatalogModel, DownloadProgress, InstalledModel, Services
 from app.settings import DEFAULT_MODEL, Settings
 from app.widgets.message import MessageView
+from app.widgets.status_bar import StatusBar
 from storage.chats import ChatStore
 from storage.database import Database
 from storage.errors import StorageError
@@ -75,10 +76,10 @@ class Stage:
 
     async def settle(self) -> None:
         """Let every message, worker and refresh that is under way come to its end."""
-        # With an empty list Textual waits for every worker, a dialog that is open included.
-        if threads := [w for w in self.app.workers if w._thread_worker]:
-            await self.app.workers.wait_for_complete(threads)
-        for _ in range(2):
+        for _ in range(2):  # what is drained may begin a worker, and what ends one may post
+            # With an empty list Textual waits for every worker, a dialog that is open included.
+            if threads := [w for w in self.app.workers if w._thread_worker]:
+                await self.app.workers.wait_for_complete(threads)
             await self._drain()
         for view in self.app.chat_screen.query(MessageView):
             await view.draw()  # not when the last drawing's rest is over, but now
@@ -158,6 +159,15 @@ def make_app(
     return app
 
 
+async def wait_for_start(app: ForetellApp, pilot: Pilot[None]) -> None:
+    """Until the chat is painted and the engine's own start is over.
+
+    That start is begun after the first refresh: on a busy machine a test could be done before.
+    """
+    while not app.chat_screen.query(StatusBar) or app.model.phase == "starting":
+        await pilot.pause()
+
+
 @asynccontextmanager
 async def open_stage(
     folder: Path,
@@ -178,6 +188,7 @@ async def open_stage(
     async with app.run_test(size=size) as pilot:
         store = app.conversations.store
         stage = Stage(app, pilot, engine, library, store, saved)
+        await wait_for_start(app, pilot)
         await stage.settle()
         yield stage
     store._db.close()

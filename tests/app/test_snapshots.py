@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from app.app import ForetellApp
 from app.services import CatalogModel, DrafterChoice, InstalledModel
 from app.settings import Settings
-from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, make_app
+from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, make_app, wait_for_start
 from tests.app.fake_engine import FakeEngine
 
 ANSWER = """The capital of France is **Paris**, on the river *Seine*.
@@ -73,6 +73,7 @@ def stage_of(app: ForetellApp, pilot: Pilot[Any], engine: FakeEngine) -> Stage:
 
 def chat(app: ForetellApp, engine: FakeEngine) -> Run:
     async def run(pilot: Pilot[None]) -> None:
+        await wait_for_start(app, pilot)
         stage = stage_of(app, pilot, engine)
         await stage.settle()
         await stage.ask("Tell me a joke about compilers")
@@ -94,6 +95,7 @@ def chat(app: ForetellApp, engine: FakeEngine) -> Run:
 
 def press(app: ForetellApp, engine: FakeEngine, *keys: str) -> Run:
     async def run(pilot: Pilot[None]) -> None:
+        await wait_for_start(app, pilot)
         stage = stage_of(app, pilot, engine)
         await stage.settle()
         await pilot.press(*keys)
