@@ -187,7 +187,7 @@ class BenchScreen(Screen[None]):
             "green",
             label="speculative",
         )
-        plot.set_xlabel("tok/s: " + ", ".join(f.turn for f in figures))
+        plot.set_xlabel("tok/s by turn")
         plot.set_xticks([])
         plot.set_ylimits(ymin=0.0)
 
@@ -199,7 +199,7 @@ class BenchScreen(Screen[None]):
                 shares = [n / figure.verify_steps for n in figure.accepted_per_position]
                 positions = [float(i + 1) for i in range(len(shares))]
                 plot.plot(positions, shares, style, HiResMode.BRAILLE, label=figure.turn)
-        plot.set_xlabel("accepted share by draft position")
+        plot.set_xlabel("accepted by position")
         plot.set_ylimits(ymin=0.0, ymax=1.0)
 
     def _plot_rows(self, costs: Sequence[RowCost]) -> None:
@@ -207,7 +207,7 @@ class BenchScreen(Screen[None]):
         plot.clear()
         rows = [float(cost.num_rows) for cost in costs]
         plot.plot(rows, [cost.step_ms for cost in costs], "magenta", HiResMode.BRAILLE)
-        plot.set_xlabel("ms per step by rows")
+        plot.set_xlabel("ms by rows")
         plot.set_ylimits(ymin=0.0)
 
     def _recommend(self, figures: Sequence[PairedFigure]) -> None:
