@@ -7,6 +7,8 @@ piece. Every run is one seed: a failure names it and the step, and the same seed
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import logging
 import random
 import sys
@@ -260,6 +262,10 @@ class Soak:
             self._check_memory()
 
     def _check_memory(self) -> None:
+        """What is live, not what the allocator keeps: of 99 MB after 24,000 steps, 57 were live."""
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
         used = psutil.Process().memory_info().rss
         if self.num_steps <= 2000:
             self._base_bytes = max(self._base_bytes, used)
