@@ -9,6 +9,7 @@ import time
 from app.bench_report import budget_s, prompts, report_dict, rows_table, table
 from app.cli.flags import load_command, settings_from
 from app.cli.headless import HeadlessEngine
+from app.cli.kept_runs import MeasuredModel, keep_run
 from app.cli.output import USAGE, CommandFailed, note, say, say_json
 from app.machine import machine_name, measure_busy
 from app.settings import Settings
@@ -81,14 +82,8 @@ def run_scenario(
             is_stopped = True
     figures = report.figures()
     if figures:
-        wiring.open_bench().save(
-            scenario.name,
-            model=info.name,
-            model_sha256=info.content_hash,
-            options=dataclasses.asdict(settings.speculation),
-            machine={"name": machine_name(), "device": info.device},
-            report=report_dict(report, figures),
-        )
+        measured = MeasuredModel(info.name, info.content_hash, info.device)
+        keep_run(wiring, settings, scenario.name, measured, report_dict(report, figures))
     if args.json:
         say_json(report_dict(report, figures))
     else:
@@ -115,16 +110,17 @@ def run_rows(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> No
         clock=time.perf_counter,
     )
     bandwidth, floor_ms = _read_floor(model, wiring, settings)
+    report = {
+        "model": model.name,
+        "machine": machine_name(),
+        "bandwidth_gb_s": bandwidth,
+        "floor_ms": floor_ms,
+        "rows": [dataclasses.asdict(cost) for cost in costs],
+    }
+    measured = MeasuredModel(model.name, model.content_hash, model.executable.caps.device)
+    keep_run(wiring, settings, "rows", measured, report)
     if args.json:
-        say_json(
-            {
-                "model": model.name,
-                "machine": machine_name(),
-                "bandwidth_gb_s": bandwidth,
-                "floor_ms": floor_ms,
-                "rows": [dataclasses.asdict(cost) for cost in costs],
-            }
-        )
+        say_json(report)
         return
     floor = f"; {bandwidth:.1f} GB/s read, floor {floor_ms:.2f} ms" if floor_ms else ""
     say(f"{model.name} on {model.executable.caps.device}, {machine_name()}{floor}")

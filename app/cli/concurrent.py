@@ -10,6 +10,7 @@ from statistics import median
 
 from app.cli.flags import load_command
 from app.cli.headless import HeadlessEngine
+from app.cli.kept_runs import MeasuredModel, keep_run
 from app.cli.output import note, say, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -38,8 +39,12 @@ def run_concurrent(args: argparse.Namespace, wiring: Wiring, settings: Settings)
             note("stopped; what follows is what was done")
             is_stopped = True
     rows = [row for n, stagger in cells() if (row := _row(results, n, stagger))]
+    report = {"model": info.name, "machine": machine_name(), "rows": rows}
+    if rows:
+        measured = MeasuredModel(info.name, info.content_hash, info.device)
+        keep_run(wiring, settings, "concurrent", measured, report)
     if args.json:
-        say_json({"model": info.name, "machine": machine_name(), "rows": rows})
+        say_json(report)
     else:
         _say_table(rows)
     if is_stopped:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ from typing import Any, Self
 import psutil
 
 from app.cli.flags import load_command
+from app.cli.kept_runs import MeasuredModel, keep_run
 from app.cli.output import CommandFailed, note, say, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -129,7 +131,13 @@ def run_peers(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> N
                 f"pass {index + 1}: {ours[-1].decode_tok_s:.1f} / {theirs[-1].decode_tok_s:.1f} tok/s"
             )
         name = peer.name
-    _report(args, model.name, name, ours, theirs)
+    report = _peer_report(model.name, name, ours, theirs)
+    measured = MeasuredModel(model.name, model.content_hash, model.executable.caps.device)
+    keep_run(wiring, settings, "peers", measured, report)
+    if args.json:
+        say_json(report)
+    else:
+        _say_report(report)
 
 
 def measure_ours(executable: Executable, prompt: list[int]) -> Figures:
@@ -171,43 +179,37 @@ def _prompt_ids(model: LoadedModel) -> list[int]:
     return model.tokenizer.encode(prompts()["quote_file"] * 8)[:PROMPT_LEN]
 
 
-def _report(
-    args: argparse.Namespace,
-    model: str,
-    peer: str,
-    ours: list[Figures],
-    theirs: list[Figures],
-) -> None:
+def _peer_report(
+    model: str, peer: str, ours: list[Figures], theirs: list[Figures]
+) -> dict[str, Any]:
     pairs = list(zip(ours, theirs, strict=True))
-    ratios = {
-        "prefill": [t.prefill_ms / o.prefill_ms for o, t in pairs],
-        "decode": [o.decode_tok_s / t.decode_tok_s for o, t in pairs],
+    return {
+        "model": model,
+        "peer": peer,
+        "machine": machine_name(),
+        "ratios": {
+            "prefill": [t.prefill_ms / o.prefill_ms for o, t in pairs],
+            "decode": [o.decode_tok_s / t.decode_tok_s for o, t in pairs],
+        },
+        "rows": {
+            name: {"foretell": [figure(o) for o in ours], "peer": [figure(t) for t in theirs]}
+            for name, figure in _FIGURES.items()
+        },
     }
-    rows = {
-        "prefill tok/s": (
-            [PROMPT_LEN / o.prefill_ms * 1e3 for o in ours],
-            [PROMPT_LEN / t.prefill_ms * 1e3 for t in theirs],
-        ),
-        "decode tok/s": ([o.decode_tok_s for o in ours], [t.decode_tok_s for t in theirs]),
-        "8 rows / 1 row": (
-            [o.verify_ms / o.row_ms for o in ours],
-            [t.verify_ms / t.row_ms for t in theirs],
-        ),
-    }
-    if args.json:
-        say_json(
-            {
-                "model": model,
-                "peer": peer,
-                "machine": machine_name(),
-                "ratios": ratios,
-                "rows": {name: {"foretell": a, "peer": b} for name, (a, b) in rows.items()},
-            }
-        )
-        return
-    say(f"{model}, {machine_name()}, {len(pairs)} alternating passes")
-    say(f"{'':16}{'foretell':>12}{peer:>28}")
-    for name, (mine, other) in rows.items():
-        say(f"{name:16}{median(mine):12.2f}{median(other):28.2f}")
-    for name, values in ratios.items():
+
+
+_FIGURES: dict[str, Callable[[Figures], float]] = {
+    "prefill tok/s": lambda figures: PROMPT_LEN / figures.prefill_ms * 1e3,
+    "decode tok/s": lambda figures: figures.decode_tok_s,
+    "8 rows / 1 row": lambda figures: figures.verify_ms / figures.row_ms,
+}
+
+
+def _say_report(report: dict[str, Any]) -> None:
+    passes = len(report["ratios"]["decode"])
+    say(f"{report['model']}, {report['machine']}, {passes} alternating passes")
+    say(f"{'':16}{'foretell':>12}{report['peer']:>28}")
+    for name, row in report["rows"].items():
+        say(f"{name:16}{median(row['foretell']):12.2f}{median(row['peer']):28.2f}")
+    for name, values in report["ratios"].items():
         say(f"{name}: {median(values):.2f}x ({min(values):.2f}..{max(values):.2f})")

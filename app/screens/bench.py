@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from app.app import ForetellApp
 
 PASSES = 2
+NUM_SHOWN_RUNS = 4
+"""Earlier runs that are listed before a new one begins."""
 ROW_COUNTS = (1, 2, 4, 8, 16)
 ROWS_ROUNDS = 7
 PAYS_FROM = 1.1
@@ -238,14 +240,18 @@ class BenchScreen(Screen[None]):
         if app.services.open_bench is None:
             return
         try:
-            runs = app.services.open_bench().list_runs(kind="spec")[:1]
+            runs = app.services.open_bench().list_runs(kind="spec")[:NUM_SHOWN_RUNS]
         except StorageError as error:
             app.show_error(error)
             return
-        for run in runs:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
-            turns = ", ".join(f"{f['turn']} {f['ratio']:.2f}x" for f in run.report["figures"])
-            text = f"Last run {when} on {run.model}: {turns}"
+        lines = [
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
+            + f"  {run.model}: "
+            + ", ".join(f"{f['turn']} {f['ratio']:.2f}x" for f in run.report["figures"])
+            for run in runs
+        ]
+        if lines:
+            text = "Earlier runs\n" + "\n".join(lines)
             self.query_one("#bench-recommendation", Static).update(text)
 
     def action_apply(self) -> None:
