@@ -96,6 +96,8 @@ OpSpec._fields_ = [
     ("proj_factor", ctypes.c_double),
     ("part", ctypes.c_int32),
     ("offset", ctypes.c_int32),
+    ("takes_errors", ctypes.c_int32),
+    ("head_padding", ctypes.c_int32),
 ]
 
 

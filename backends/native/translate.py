@@ -61,6 +61,13 @@ def require(condition: bool, what: str) -> None:
         raise UnsupportedWeight(f"the model's operations do not fit together: {what}")
 
 
+FLOAT_TYPES = ("F32", "F16", "BF16")
+MOST_HEAD_SHARE = 0.5
+"""Largest share of all weights a head may be to be multiplied with what int8 lost, too. A third of
+SmolLM2: a step costs 6 % more, mean KL falls from 0.0023 to 0.0016. Seven tenths of Gemma 3 270M: a
+fifth more for 0.0014 to 0.0012, which was better than llama.cpp's 0.0030 before."""
+
+
 class Translator:
     """Builds the struct array; keeps every array alive that a struct points to."""
 
@@ -309,6 +316,9 @@ class Translator:
             require(width == out, "the head reads another width than the hidden size")
         self._matrices(spec, matrices)
         spec.src, spec.norm, spec.factor = op.src, self._norm(op.norm, width), op.softcap
+        total_bytes = sum(weight.data.nbytes for weight in matrix_weights(self._program))
+        is_small = op.weight.data.nbytes < MOST_HEAD_SHARE * total_bytes
+        spec.takes_errors = is_small and op.weight.type not in FLOAT_TYPES
         ids = np.unique(np.array(op.suppressed_ids, np.int32))
         require(bool(np.all((ids >= 0) & (ids < vocab))), "a suppressed id outside the vocabulary")
         spec.suppressed, spec.num_suppressed = self._kept(ids), len(ids)

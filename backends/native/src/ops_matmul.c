@@ -264,8 +264,8 @@ static void wanted_rows(void *arg, int begin, int end, int thread) {
     (void)thread;
     for (int i = begin; i < end; i++)
         normed_row(job->p, job->op, job->p->args->wanted[i], x + i * acts->ldx);
+    if (any_int8(job->op->matrices, 1)) job->p->kernels->quantize(acts, begin, end);
     if (job->rows == wanted) return;
-    job->p->kernels->quantize(acts, begin, end);
     for (int i = begin; i < end; i++) error_row(acts, i, x + (wanted + i) * acts->ldx);
     job->p->kernels->quantize(acts, wanted + begin, wanted + end);
 }
@@ -300,14 +300,14 @@ static void head_groups(void *arg, int begin, int end, int thread) {
     }
 }
 
-static int head_rows(const ft_program *p, const ft_matrix *w) {
-    return ft_type_uses_int8(w->type) ? 2 * p->args->num_wanted : p->args->num_wanted;
+static int head_rows(const ft_program *p, const ft_op *op) {
+    return op->takes_errors ? 2 * p->args->num_wanted : p->args->num_wanted;
 }
-static int head_grain(const ft_program *p, const ft_matrix *w) {
-    return ft_group_grain(p, w->groups, w->group_bytes, head_rows(p, w));
+static int head_grain(const ft_program *p, const ft_op *op) {
+    return ft_group_grain(p, op->matrices->groups, op->matrices->group_bytes, head_rows(p, op));
 }
-static int head_pieces(const ft_program *p, const ft_matrix *w) {
-    return ft_pool_threads(p->pool) == 1 ? 1 : (w->groups - 1) / head_grain(p, w) + 1;
+static int head_pieces(const ft_program *p, const ft_op *op) {
+    return ft_pool_threads(p->pool) == 1 ? 1 : (op->matrices->groups - 1) / head_grain(p, op) + 1;
 }
 
 static void fold_best(const ft_program *p, int pieces) {
@@ -325,14 +325,14 @@ static void fold_best(const ft_program *p, int pieces) {
 void ft_run_head(ft_program *p, const ft_op *op) {
     const int wanted = p->args->num_wanted;
     head_job job = {.p = p, .op = op, .acts = ft_acts_of(&p->normed, NULL, 0, op->matrices->cols),
-                    .rows = head_rows(p, op->matrices)};
+                    .rows = head_rows(p, op)};
     const int rows_grain = ft_row_grain(op->matrices->cols);
     if (p->args->hidden && op->num_matrices > 1) project_hidden(&job);
     else if (p->args->hidden) ft_pool_ranges(p->pool, p->rows, rows_grain, hidden_rows, &job);
     if (wanted == 0) return;
     ft_pool_ranges(p->pool, wanted, rows_grain, wanted_rows, &job);
-    job.grain = head_grain(p, op->matrices);
-    const int pieces = head_pieces(p, op->matrices);
+    job.grain = head_grain(p, op);
+    const int pieces = head_pieces(p, op);
     ft_pool_ranges(p->pool, op->matrices->groups, job.grain, head_groups, &job);
     fold_best(p, pieces);
 }
@@ -342,11 +342,11 @@ void ft_run_head(ft_program *p, const ft_op *op) {
 int ft_reserve_matmul(ft_program *p, const ft_op *op, int rows) {
     const ft_matrix *w = op->matrices;
     const size_t r = (size_t)rows;
-    const int inputs = op->kind == FT_OP_HEAD && head_rows(p, w) > rows ? head_rows(p, w) : rows;
+    const int inputs = op->kind == FT_OP_HEAD && head_rows(p, op) > rows ? head_rows(p, op) : rows;
     int failed = ft_input_reserve(&p->normed, inputs, w->cols);
     if (op->kind == FT_OP_HEAD)
         return failed | ft_buffer_reserve(&p->best, (size_t)p->args->num_wanted *
-                                                        (size_t)head_pieces(p, w) * sizeof(int32_t));
+                                                        (size_t)head_pieces(p, op) * sizeof(int32_t));
     if (op->kind == FT_OP_GATED_FFN) {
         const size_t inner = (size_t)ft_pad16(w->rows);
         failed |= ft_input_reserve(&p->inner, rows, w->rows);

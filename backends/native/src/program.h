@@ -50,6 +50,8 @@ typedef struct ft_op {
     /* per-layer embeddings: matrices = projection, table; or gate, proj */
     double table_factor, proj_factor;
     int32_t part, offset; /* numbers per layer; first of this layer's */
+    /* head: what int8 lost of a row is multiplied too, as a row of its own */
+    int32_t takes_errors, head_padding;
 } ft_op;
 
 typedef struct ft_slot {
