@@ -44,7 +44,9 @@ def assert_logits_match(trunk: str, logits: np.ndarray, stored: np.ndarray) -> N
 @of_every_trunk
 @on_every_backend
 @pytest.mark.parametrize("chunk", [48, 1, 7, 9, 16])
-def test_logits_match_llama_cpp_whatever_the_chunks(trunk: str, backend: str, chunk: int) -> None:
+def test_s58_logits_match_llama_cpp_whatever_the_chunks(
+    trunk: str, backend: str, chunk: int
+) -> None:
     model, stored = executable(trunk, backend), expected(trunk)
     logits = forward_in_chunks(model, model.new_cache(), stored.token_ids, chunk)
     assert_logits_match(trunk, logits, stored.logits)
@@ -62,7 +64,7 @@ def greedy_answer(model: Executable, token_ids: list[int], answer: list[int]) ->
 
 @of_every_trunk
 @on_every_backend
-def test_greedy_answer_is_llama_cpps_wherever_the_best_token_is_clear(
+def test_s58_greedy_answer_is_llama_cpps_wherever_the_best_token_is_clear(
     trunk: str, backend: str
 ) -> None:
     stored = expected(trunk)
