@@ -11,7 +11,7 @@ endif
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
-.PHONY: chat test check check-native soak clean
+.PHONY: chat test lint check check-native soak clean
 
 chat: $(STAMP)
 	@$(BIN)/foretell models path smollm2-135m >.venv/model-path 2>&1 </dev/null || \
@@ -21,11 +21,12 @@ chat: $(STAMP)
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -q
 
-check: $(DEV_STAMP)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+
+check: lint test
 
 check-native: $(DEV_STAMP)
 	$(BIN)/python -m tests.native.check
