@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from storage.database import Database
@@ -85,22 +84,6 @@ class BenchStore:
         """Forget a run; nothing happens when it is gone."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM bench_runs WHERE id = ?", (run_id,))
-
-
-def export_run_json(run: BenchRun) -> str:
-    """A run as one JSON document."""
-    document = {
-        "format": "foretell-bench-1",
-        "id": run.id,
-        "kind": run.kind,
-        "model": run.model,
-        "model_sha256": run.model_sha256,
-        "created_at": datetime.fromtimestamp(run.created_at, UTC).isoformat(timespec="seconds"),
-        "options": dict(run.options),
-        "machine": dict(run.machine),
-        "report": dict(run.report),
-    }
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
 def _run(row: sqlite3.Row) -> BenchRun:

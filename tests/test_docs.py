@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.main import VERSION
 from app.cli.parser import build_parser
 from app.settings import _ENVIRONMENT, Settings
 from engine.sampling_params import SamplingParams
@@ -78,3 +79,7 @@ def test_every_make_target_is_in_the_contributing_page() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
     named = README + CONTRIBUTING
     assert not [target for target in phony.split() if f"make {target}" not in named]
+
+
+def test_the_version_is_the_packages() -> None:
+    assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text("utf-8")

@@ -296,7 +296,7 @@ class AdaptiveWindow:
         """Expected tokens per millisecond of verifying 0, 1, ... `num_drafts` drafts.
 
         The best ratio of each step, not the marginal rule (Dinkelbach) for the best ratio of all:
-        that one was within 3 % either way on recorded turns and needs the rate of late besides.
+        that one was within 6 % either way on recorded turns and needs the rate of late besides.
         """
         num_tokens = 1.0
         rates = [num_tokens / self.costs.ms(1)]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from storage.bench_runs import BenchRun, BenchStore, export_run_json
+from storage.bench_runs import BenchRun, BenchStore
 from storage.database import Database
 from storage.errors import StorageError
 from tests.storage.fakes_storage import FakeClock
@@ -36,11 +34,3 @@ def test_runs_are_kept_whole_and_listed_newest_first(database: Database, clock: 
     store.delete(first.id)
     with pytest.raises(StorageError, match="no bench run"):
         store.get(first.id)
-
-
-def test_a_run_is_exported_as_one_document(database: Database, clock: FakeClock) -> None:
-    run = save(BenchStore(database, now=clock), "spec", "aa")
-    document = json.loads(export_run_json(run))
-    assert document["machine"] == {"cpu": "x", "cores": 2}
-    assert document["model_sha256"] == "aa"
-    assert document["created_at"] == "1970-01-01T00:16:40+00:00"
