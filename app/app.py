@@ -134,7 +134,7 @@ class ForetellApp(App[None]):
     def _start_engine(self) -> None:
         handle = self.bridge.start()
         path = self.services.models.find(self.settings.model)
-        self.call_from_thread(self._use_engine, handle, path)
+        self.call_from_worker(self._use_engine, handle, path)
 
     def _use_engine(self, handle: EngineHandle, path: Path | None) -> None:
         self.bridge.attach(handle)
@@ -158,6 +158,8 @@ class ForetellApp(App[None]):
 
     async def on_engine_event_arrived(self, message: EngineEventArrived) -> None:
         """Route an event: model and engine here, turns to their chat."""
+        if not self.is_running:
+            return  # the screens are being taken down; what answers have is stored
         if self.bench is not None and self.bench.take(message.event):
             return
         try:
@@ -260,7 +262,7 @@ class ForetellApp(App[None]):
 
     def _find_and_use(self, name: str) -> None:
         path = self.services.models.find(name)
-        self.call_from_thread(self.use_model, name, path)
+        self.call_from_worker(self.use_model, name, path)
 
     def download_default(self) -> None:
         """Get the model to begin with; it is loaded when it is whole."""
@@ -269,6 +271,8 @@ class ForetellApp(App[None]):
 
     def on_download_changed(self, message: DownloadChanged) -> None:
         """Show progress where it is looked at; use a first model at once."""
+        if not self.is_running:
+            return  # the screens are being taken down
         download = message.download
         self.downloads.take(download)
         if download.error:
@@ -384,6 +388,18 @@ class ForetellApp(App[None]):
             action()
         except (StorageError, SettingsError, OSError) as error:
             self.show_error(error)
+
+    def call_from_worker(self, callback: Callable[..., None], *args: object) -> None:
+        """Run on the UI thread and wait; nothing while the screens are taken down.
+
+        Textual still calls back then, and every query finds a half removed screen.
+        """
+
+        def call_while_running() -> None:
+            if self.is_running:
+                callback(*args)
+
+        self.call_from_thread(call_while_running)
 
     def _run_thread(self, work: Callable[[], object]) -> None:
         self.run_worker(work, thread=True, exit_on_error=True)

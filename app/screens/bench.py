@@ -121,7 +121,7 @@ class BenchScreen(Screen[None]):
     @work(thread=True, exclusive=True)
     def _run(self, runner: BenchRunner, report: BenchReport) -> None:
         """On a worker: measure, then report the end whatever it was."""
-        call, said = self.app.call_from_thread, ""
+        call, said = self.foretell.call_from_worker, ""
         try:
             if warning := measure_busy().warning:
                 call(self._say, f"Warning: {warning}")

@@ -158,9 +158,7 @@ class ChatScreen(Screen[None]):
     def show_model(self) -> None:
         """The model changed: the empty chat's text and the status follow."""
         if self._is_ready:
-            # None while the screen is taken down: a download may end just as the program is left.
-            for empty in self.query("#transcript-empty").results(Static):
-                empty.update(describe_empty_chat(self.foretell))
+            self.query_one("#transcript-empty", Static).update(describe_empty_chat(self.foretell))
         self.show_status()
 
     def show_status(self) -> None:
@@ -171,8 +169,7 @@ class ChatScreen(Screen[None]):
         if self._last_turn is not None:
             status = with_turn(status, self._last_turn)
         elsewhere = [t for t in self.conversations.running if t.chat_id != self.chat_id]
-        for bar in self.query(StatusBar):
-            bar.status = replace(status, num_elsewhere=len(elsewhere))
+        self.query_one(StatusBar).status = replace(status, num_elsewhere=len(elsewhere))
         self._show_hints(status.context_len)
 
     def _show_hints(self, context_len: int) -> None:

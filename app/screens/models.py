@@ -167,9 +167,9 @@ class ModelsScreen(Screen[None]):
         try:
             lines = make_lines(library.installed(), library.catalog())
         except (StorageError, OSError) as error:
-            self.app.call_from_thread(self.foretell.show_error, error)
+            self.foretell.call_from_worker(self.foretell.show_error, error)
             return
-        self.app.call_from_thread(self.show_lines, lines)
+        self.foretell.call_from_worker(self.show_lines, lines)
 
     def show_lines(self, lines: list[ModelLine]) -> None:
         """Replace the list; the highlight stays where it was."""
@@ -299,5 +299,5 @@ class ModelsScreen(Screen[None]):
         try:
             delete()
         except (StorageError, OSError) as error:
-            self.app.call_from_thread(self.foretell.show_error, error)
-        self.app.call_from_thread(self.action_refresh_list)
+            self.foretell.call_from_worker(self.foretell.show_error, error)
+        self.foretell.call_from_worker(self.action_refresh_list)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from textual import events
+from textual.widgets import Static
 
-from app.settings import Settings
+from app.app import ForetellApp
+from app.bridge import EngineEventArrived
+from app.downloads import Download, DownloadChanged
+from app.settings import DEFAULT_MODEL, Settings
 from engine.commands import LoadModel, SubmitTurn
-from engine.events import EngineFailed, ErrorInfo
+from engine.events import EngineFailed, ErrorInfo, ModelFailed, ModelLoading
 from storage.chats import ChatStore
 from storage.errors import StorageError
 from tests.app.app_fixtures import Stage, open_stage
@@ -242,3 +247,28 @@ async def test_a_question_whose_answer_could_not_be_begun_is_not_asked_twice(
         await stage.settle()
         assert prompt_texts(stage.engine.request()) == [("user", "one")]
         assert len(stage.app.chat_screen.transcript.views) == 2
+
+
+class LateNews(Static):
+    """Brings news at the moment it is taken down: from the engine, a download and a worker."""
+
+    async def on_unmount(self) -> None:
+        app = self.app
+        assert isinstance(app, ForetellApp)
+        app.post_message(EngineEventArrived(ModelLoading("other", "weights", 0.5)))
+        app.post_message(EngineEventArrived(ModelFailed("other", ErrorInfo("failure", "gone"))))
+        app.post_message(DownloadChanged(Download(DEFAULT_MODEL, error="cut off")))
+        worker = asyncio.create_task(
+            asyncio.to_thread(app.call_from_worker, app.use_model, "none", None)
+        )
+        for _ in range(10):  # the app's own queue is served meanwhile, on a half removed screen
+            await asyncio.sleep(0)
+        await worker
+
+
+async def test_news_that_comes_while_the_screens_are_taken_down_breaks_nothing(
+    tmp_path: Path,
+) -> None:
+    """Leaving just as a download ended raised NoMatches on the half removed chat screen."""
+    async with open_stage(tmp_path) as stage:
+        await stage.app.chat_screen.mount(LateNews(), before="#hints")

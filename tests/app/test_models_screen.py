@@ -287,13 +287,3 @@ async def test_a_drafter_is_not_taken_for_the_first_model(tmp_path: Path) -> Non
         await stage.settle()
         assert not stage.engine.sent(LoadModel)
         assert "helper is ready" in stage.notices
-
-
-async def test_a_download_that_ends_while_the_screen_is_taken_down_breaks_nothing(
-    tmp_path: Path,
-) -> None:
-    """Leaving just as a download ended raised NoMatches on the half removed chat screen."""
-    async with open_stage(tmp_path) as stage:
-        screen = stage.app.chat_screen
-        await screen.query("#transcript, StatusBar").remove()
-        screen.show_model()
