@@ -237,22 +237,34 @@ class Executor:
         """A drafter that erred is left behind with one line; the answer goes on plainly."""
         if execution.dropped:
             self._callbacks.notice(execution.dropped)
+            self._store.keep_execution(request.turn.chat_id, None)
             request.drop_execution(decline=execution.dropped)
 
     def _arm(self, request: Request) -> None:
-        """Arm the turn's own holder, or go on with the drafter that stands on it (S25, S28).
+        """Arm the turn's own holder, or go on with the drafter kept with the chat (S25, S28).
 
         A drafter that needs no hidden rows is told the tokens at the first decode step, so that
-        the prompt takes the plain path (S29).
+        the prompt takes the plain path (S29). It stays with the chat from here on, so that a turn
+        that never drafts (one token long, or always in company) loses nothing.
         """
-        kept = self._store.take_execution(request.turn.chat_id)
-        if kept is not None and kept.can_continue and request.num_remaining >= 2:
-            kept.begin_turn()
-            request.execution = kept
-        else:
-            request.execution = self._new_execution(request)
-        if request.execution is not None:
-            request.needs_seed = not request.execution.prefills_through_context
+        execution = self._kept_execution(request) or self._new_execution(request)
+        if execution is not None:
+            request.needs_seed = not execution.prefills_through_context
+            self._store.keep_execution(request.turn.chat_id, execution)
+        request.execution = execution
+
+    def _kept_execution(self, request: Request) -> SpeculativeExecution | None:
+        """The chat's drafter on the holder this turn runs on; None where it cannot go on."""
+        kept = self._store.execution(request.turn.chat_id)
+        if kept is None or request.num_remaining < 2:
+            return None
+        assert isinstance(kept.target, Trunk), "armed by another hand"
+        # A copy, a resume point or a fresh one, where the chat's own could not be cut back.
+        kept.target.holder = request.holder
+        if not kept.can_continue(request.holder.token_ids):
+            return None
+        kept.begin_turn()
+        return kept
 
     def _new_execution(self, request: Request) -> SpeculativeExecution | None:
         trunk = Trunk(

@@ -198,7 +198,6 @@ class ModelSession:
         if request.state is RequestState.WAITING:
             return
         if request.holder.is_intact:
-            self.store.keep_execution(request.turn.chat_id, request.execution)
             self.store.release(request.turn.chat_id)
         else:
             self.store.discard(request.turn.chat_id)

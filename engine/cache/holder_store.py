@@ -77,14 +77,15 @@ class HolderStore:
         """The chat's holder, cut back or replaced to hold the longest known start of a prompt.
 
         At least the prompt's last token is left to forward, for its logits.
-        State: the entry runs until `release`; other holders and checkpoints are only copied.
+        State: the entry runs until `release`; other holders and checkpoints are only copied. A
+               kept drafter stays with the chat, whichever holder the chat goes on with.
         """
         wanted = prompt_ids[:-1]
         entry = self._chats.pop(chat_id, None)
         holder = self._continue_own(entry, wanted)
         holder = self._copy_longer(holder, wanted) or holder
         self._chats[chat_id] = _ChatEntry(holder, is_running=True)
-        if entry and entry.holder is holder:
+        if entry:
             self._chats[chat_id].execution = entry.execution
         if entry and entry.resume_point is not holder:
             # Still a true start of this chat, until a later one is kept.
@@ -110,16 +111,13 @@ class HolderStore:
         """Drop a chat's holder and resume point (chat deleted, or its cache broken)."""
         self._chats.pop(chat_id, None)
 
-    def take_execution(self, chat_id: str) -> SpeculativeExecution | None:
-        """The drafter that still stands on the chat's holder. State: it is the caller's now."""
-        entry = self._chats[chat_id]
-        execution, entry.execution = entry.execution, None
-        return execution
+    def execution(self, chat_id: str) -> SpeculativeExecution | None:
+        """The drafter kept with a running chat; it may stand on an earlier holder of the chat."""
+        return self._chats[chat_id].execution
 
     def keep_execution(self, chat_id: str, execution: SpeculativeExecution | None) -> None:
-        """Keep a drafter for the chat's next turn. State: it goes when the holder goes."""
-        if entry := self._chats.get(chat_id):
-            entry.execution = execution
+        """Keep a drafter with a running chat. State: it goes when the chat goes."""
+        self._chats[chat_id].execution = execution
 
     def drop_executions(self) -> None:
         """Forget every kept drafter (the policy changed)."""

@@ -162,12 +162,6 @@ class SpeculativeExecution:
         return traits.needs_hidden and traits.can_arm_after_prefix_reuse and not self.dropped
 
     @property
-    def can_continue(self) -> bool:
-        """Whether the drafter can go on here: not behind prompt rows it needs and never saw."""
-        has_gap = len(self._committed) < self.target.cached_len
-        return not self.dropped and not (self.prefills_through_context and has_gap)
-
-    @property
     def governor_line(self) -> str:
         """What the governor did in this turn (S40); "" when it is off."""
         return self.governor.describe() if self.governor is not None else ""
@@ -176,6 +170,12 @@ class SpeculativeExecution:
     def governor_state(self) -> Literal["off", "probing", "holding", "parked"]:
         """What the governor is doing; "off" without one."""
         return self.governor.state.value if self.governor is not None else "off"
+
+    def can_continue(self, cached_ids: Sequence[int]) -> bool:
+        """Whether it can go on behind these tokens: not without prompt rows it needs."""
+        num_known = common_prefix_len(self._committed, cached_ids)
+        has_gap = num_known < len(cached_ids)
+        return not self.dropped and not (self.prefills_through_context and has_gap)
 
     def begin_turn(self) -> None:
         """A new request on the same chat: fresh counters, a park is cut short (S35)."""
@@ -387,11 +387,14 @@ class SpeculativeExecution:
             self._tell(step.rows[: len(step.drawn)], step.hidden, step.base)
 
     def _tell(self, token_ids: Sequence[int], hidden: np.ndarray | None, start: int) -> None:
+        begins_anew = start == 0 and bool(self._committed)
         del self._committed[start:]
         self._committed.extend(token_ids)
         if self.dropped:
             return
         try:
+            if begins_anew:
+                self._speculator.reset()
             self._speculator.commit(token_ids, hidden, start)
         except DRAFTER_FAULTS as error:
             self._drop(error)

@@ -88,4 +88,4 @@ class Speculator(Protocol):
         """
 
     def reset(self) -> None:
-        """Forget the sequence."""
+        """Forget the sequence: called when not one token of it stands any more."""

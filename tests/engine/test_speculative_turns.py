@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.base import BackendError
-from engine.commands import CancelTurn, UpdateSpeculation
+from engine.commands import CancelTurn, ForgetChat, UpdateSpeculation
 from engine.events import Notice, TurnFinished
 from engine.sampling_params import SamplingParams
 from engine.speculative.drafters import drafter_factory
@@ -172,6 +172,7 @@ class _Broken:
     def __init__(self, place: str) -> None:
         self._place = place
         self._num_calls = 0
+        self.num_resets = 0
 
     def _fail(self, place: str) -> None:
         self._num_calls += 1
@@ -186,7 +187,7 @@ class _Broken:
         self._fail("commit")
 
     def reset(self) -> None:
-        return
+        self.num_resets += 1
 
 
 def _broken_registry(place: str) -> SpeculatorRegistry:
@@ -212,24 +213,81 @@ def test_a_drafter_that_errs_is_dropped_with_one_line_and_the_answer_goes_on(pla
     assert rig.ask((*PROMPT, 1), max_tokens=30).finish_reason == "length"
 
 
-def test_s28_a_kept_drafter_serves_the_next_turn_of_its_chat_and_dies_with_its_cache() -> None:
-    made = []
+def _counting_rig(cache: type[LinearCache] = LinearCache) -> tuple[EngineRig, list[_Broken]]:
+    """A rig whose drafter never errs, and every drafter that was made."""
+    made: list[_Broken] = []
 
     def make(request: SpeculatorRequest) -> Speculator:
-        made.append(request)
-        return _Broken("nowhere")
+        made.append(_Broken("nowhere"))
+        return made[-1]
 
     registry = default_registry()
     registry.register("forced", make)
-    rig = EngineRig(speculation=FORCED, registry=registry)
+    executable = FakeExecutable(make_cache=cache)
+    return EngineRig(executable, speculation=FORCED, registry=registry), made
+
+
+def test_s28_a_kept_drafter_serves_the_next_turn_of_its_chat_and_dies_with_it() -> None:
+    rig, made = _counting_rig()
     first = rig.ask(PROMPT)
     rig.ask((*PROMPT, *first.token_ids, 1))
     assert len(made) == 1
-    rig.ask((9, 9, 9))
+    rig.engine.apply(ForgetChat("chat"))
+    rig.ask(PROMPT)
     assert len(made) == 2
     rig.engine.apply(UpdateSpeculation(FORCED))
-    rig.ask((9, 9, 9))
+    rig.ask(PROMPT)
     assert len(made) == 3
+
+
+def test_s28_a_turn_of_one_token_leaves_the_chats_drafter_alone() -> None:
+    rig, made = _counting_rig()
+    rig.ask(PROMPT)
+    rig.ask(PROMPT, max_tokens=1)
+    assert rig.ask(PROMPT).stats.verify_steps > 0
+    assert len(made) == 1
+
+
+def test_s47_a_turn_wholly_in_company_leaves_the_chats_drafter_alone() -> None:
+    rig, made = _counting_rig()
+    first = rig.ask(PROMPT, "a")
+    rig.submit((1, 2, 3), "b", max_tokens=40)
+    second = rig.submit((*PROMPT, *first.token_ids, 1), "a", max_tokens=5)
+    rig.run()
+    end = rig.finished(second)
+    assert end.stats.verify_steps == 0
+    third = (*PROMPT, *first.token_ids, 1, *end.token_ids, 2)
+    num_made = len(made)
+    assert rig.ask(third, "a").token_ids == _plain(LinearCache, third).token_ids
+    assert len(made) == num_made
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_s50_a_drafter_goes_with_its_chat_to_another_holder(cache: type[LinearCache]) -> None:
+    """Regenerating past a ring's window, and an edit that another chat serves better."""
+    rig, made = _counting_rig(cache)
+    first = rig.ask(PROMPT, max_tokens=90)
+    again = rig.ask(PROMPT, max_tokens=90)
+    assert again.token_ids == first.token_ids
+    rig.check_holder(PROMPT, again)
+    assert len(made) == 1
+    edited = PROMPT[::-1]
+    rig.ask(edited, "other", max_tokens=5)
+    num_made = len(made)
+    end = rig.ask(edited, max_tokens=60)
+    assert end.token_ids == _plain(cache, edited, max_tokens=60).token_ids
+    assert end.stats.verify_steps > 0
+    rig.check_holder(edited, end)
+    assert len(made) == num_made
+
+
+def test_s03_a_drafter_is_reset_where_not_one_token_of_its_text_stands() -> None:
+    rig, made = _counting_rig()
+    first = rig.ask(PROMPT)
+    rig.ask((*PROMPT, *first.token_ids, 1))
+    assert made[0].num_resets == 0
+    rig.ask((9, 9, 9))
+    assert (len(made), made[0].num_resets) == (1, 1)
 
 
 class _ReadsHidden:
@@ -291,6 +349,22 @@ def test_s25_such_a_head_goes_on_with_the_next_turn_of_its_chat() -> None:
     assert second.stats.reused_tokens == len(PROMPT) + 19
     assert second.stats.verify_steps > 0
     assert len(made) == 1
+
+
+def test_s25_such_a_head_does_not_go_on_behind_rows_of_another_text() -> None:
+    """As many tokens as it knows, but others: their rows were computed in company."""
+    rig, _ = _reading_rig()
+    rig.ask(PROMPT, "a", max_tokens=30)
+    rig.submit((1, 2, 3), "b", max_tokens=60)
+    edited = (*PROMPT[:20], *range(40))
+    rig.submit(edited, "a", max_tokens=5)
+    rig.run()
+    prompt = (*edited, 7, 8, 9)
+    assert len(prompt) < len(PROMPT) + 30
+    end = rig.ask(prompt, "a", max_tokens=20)
+    assert end.stats.reused_tokens == len(edited)
+    assert end.token_ids == _plain(LinearCache, prompt, max_tokens=20).token_ids
+    assert end.stats.verify_steps == 0
 
 
 def test_s47_such_a_head_is_given_up_when_others_run_beside_its_chat() -> None:
