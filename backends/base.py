@@ -92,19 +92,23 @@ class Cache(Protocol):
         """
 
     def clone(self) -> Cache:
-        """An independent copy that shares no buffer. State: self unchanged."""
+        """An independent copy that shares no buffer.
+
+        State: self unchanged. Raises: OutOfDeviceMemory.
+        """
 
     def export_state(self) -> Mapping[str, np.ndarray]:
         """Valid contents in logical order, for tests and for saving. State: unchanged.
 
         Keys `k.<slot>` and `v.<slot>` [n, G, D] in the stored type, window slots the last n only;
-        `positions.<slot>` [n] int64.
+        `positions.<slot>` [n] int64. Raises: OutOfDeviceMemory, MemoryError.
         """
 
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace the contents by an export of a cache of the same program. State: everything.
 
-        Raises: BackendError on a shape or type that does not fit; the cache is then unchanged.
+        Raises: OutOfDeviceMemory; BackendError on a shape or type that does not fit. The cache is
+                then unchanged.
         """
 
 

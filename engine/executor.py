@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from backends.base import BackendError, OutOfDeviceMemory, RowOutput
-from engine.cache.holder import Holder, forward_holders
+from engine.cache.holder import forward_holders
 from engine.cache.holder_store import HolderStore
 from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
@@ -94,7 +94,7 @@ class Executor:
     def _prefill(self, request: Request) -> None:
         start, ids = request.holder.length, request.prompt.token_ids
         end = self._chunk_end(request)
-        if start == request.resume_len and (copy := self._copy(request.holder)):
+        if start == request.resume_len and (copy := request.holder.try_clone()):
             self._store.set_resume_point(request.turn.chat_id, copy)
         is_last = end == len(ids) and not request.is_complete
         began = self._clock()
@@ -156,17 +156,10 @@ class Executor:
         ):
             return
         request.resume_len = history_len(request.prompt, self._model)
-        copy = self._copy(holder) if holder.can_rewind_to(request.resume_len) else None
+        copy = holder.try_clone() if holder.can_rewind_to(request.resume_len) else None
         if copy is not None and copy.can_rewind_to(request.resume_len):
             copy.rewind_to(request.resume_len)
             self._store.set_resume_point(request.turn.chat_id, copy)
-
-    def _copy(self, holder: Holder) -> Holder | None:
-        try:
-            return holder.clone()
-        except (BackendError, MemoryError) as error:
-            log.warning("a prefix of %d tokens is not kept: %s", holder.length, error)
-            return None
 
     # -- plain decoding
 

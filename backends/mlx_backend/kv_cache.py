@@ -110,11 +110,14 @@ class MlxCache:
         except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
             for slot, (keys, values, base) in zip(slots, before, strict=True):
                 slot.keys, slot.values, slot.base = keys, values, base
-            raise OutOfDeviceMemory(
-                f"a context of {length} tokens does not fit: {self.num_bytes} bytes are held "
-                "and no more are free",
-                hint="shorten the chat or lower --ctx-size",
-            ) from error
+            raise self._out_of_memory(length) from error
+
+    def _out_of_memory(self, length: int) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(
+            f"a context of {length} tokens does not fit: {self.num_bytes} bytes are held "
+            "and no more are free",
+            hint="shorten the chat or lower --ctx-size",
+        )
 
     def advance(self, num_rows: int) -> None:
         """Count rows that were written behind the newest. State: length."""
@@ -142,7 +145,10 @@ class MlxCache:
                 slot.base = 0
 
     def clone(self) -> MlxCache:
-        """An independent copy. State: unchanged."""
+        """An independent copy, whose memory is taken when one of the two is written.
+
+        State: unchanged.
+        """
         copy = MlxCache(*self._config)
         copy._length = self._length
         for mine, slot in zip(self.slots, copy.slots, strict=True):
@@ -167,7 +173,7 @@ class MlxCache:
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace the contents by an export. State: everything.
 
-        Raises: BackendError on a misfit; the cache is then unchanged.
+        Raises: OutOfDeviceMemory; BackendError on a misfit. The cache is then unchanged.
         """
         new = MlxCache(*self._config)
         for i, slot in enumerate(new.slots):
@@ -179,7 +185,10 @@ class MlxCache:
                 raise BackendError(f"the saved cache does not fit slot {i} of this model")
             slot.base = first
         new.ensure_capacity(length)
-        for i, slot in enumerate(new.slots):
-            keys, values = (mx.array(state[f"{part}.{i}"]).swapaxes(0, 1) for part in "kv")
-            slot.write(slot.base, keys, values)
+        try:
+            for i, slot in enumerate(new.slots):
+                keys, values = (mx.array(state[f"{part}.{i}"]).swapaxes(0, 1) for part in "kv")
+                slot.write(slot.base, keys, values)
+        except RuntimeError as error:
+            raise self._out_of_memory(length) from error
         self.slots, self._length = new.slots, length

@@ -176,7 +176,10 @@ class NativeCache:
             self._first_held = [0] * len(self._first_held)
 
     def clone(self) -> NativeCache:
-        """An independent copy that shares no buffer. State: self unchanged."""
+        """An independent copy that shares no buffer.
+
+        State: self unchanged. Raises: OutOfDeviceMemory.
+        """
         copy = NativeCache(self._layout, self._available_bytes)
         copy.ensure_capacity(self._length)
         for i in range(len(self._layout.slots)):
@@ -189,7 +192,10 @@ class NativeCache:
     # Saving ---------------------------------------------------------------------------------
 
     def export_state(self) -> Mapping[str, np.ndarray]:
-        """Valid contents in logical order; a window slot gives its last `window` positions."""
+        """Valid contents in logical order; a window slot gives its last `window` positions.
+
+        Raises: MemoryError.
+        """
         state: dict[str, np.ndarray] = {}
         for i in range(len(self._layout.slots)):
             positions = self._held_positions(i)
@@ -212,7 +218,8 @@ class NativeCache:
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace the contents by an export of a cache of the same program. State: everything.
 
-        Raises: BackendError on a shape or type that does not fit; the cache is then unchanged.
+        Raises: OutOfDeviceMemory; BackendError on a shape or type that does not fit. The cache is
+                then unchanged.
         """
         starts = [self._check_import(state, i, length) for i in range(len(self._layout.slots))]
         self.ensure_capacity(length)

@@ -10,7 +10,8 @@ position: the attention reads one plain slice and sums in the same order as with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -124,26 +125,29 @@ class TorchCache:
         self._reserve(self.slots, self._length + num_rows)
 
     def _reserve(self, slots: list[SlotBuffer], length: int) -> None:
-        try:
+        with self._memory_for(length):
             reserved = [slot.reserved(self._length, length) for slot in slots]
-        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
-            raise self._out_of_memory(length) from error
         for slot, (keys, values, base) in zip(slots, reserved, strict=True):
             if keys is not slot.keys:
                 slot.adopt(keys, values, base)
                 self.generation += 1
 
-    def _out_of_memory(self, length: int) -> OutOfDeviceMemory:
-        per_token = sum(
-            2 * s.spec.kv_heads * s.spec.head_dim * s.keys.element_size()
-            for s in self.slots
-            if s.spec.window is None
-        )
-        return OutOfDeviceMemory(
-            f"a context of {length} tokens needs {length * per_token} bytes, "
-            f"{self.num_bytes} are held and no more are free",
-            hint="shorten the chat or lower --ctx-size",
-        )
+    @contextmanager
+    def _memory_for(self, length: int) -> Iterator[None]:
+        """Every allocation of a cache happens in here. Raises: OutOfDeviceMemory."""
+        try:
+            yield
+        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
+            per_token = sum(
+                2 * s.spec.kv_heads * s.spec.head_dim * s.keys.element_size()
+                for s in self.slots
+                if s.spec.window is None
+            )
+            raise OutOfDeviceMemory(
+                f"a context of {length} tokens needs {length * per_token} bytes, "
+                f"{self.num_bytes} are held and no more are free",
+                hint="shorten the chat or lower --ctx-size",
+            ) from error
 
     def advance(self, num_rows: int) -> None:
         """Count rows that were written behind the newest. State: length."""
@@ -171,31 +175,37 @@ class TorchCache:
                 slot.base = 0
 
     def clone(self) -> TorchCache:
-        """An independent copy. State: unchanged."""
-        copy = TorchCache(*self._config)
+        """An independent copy. State: unchanged. Raises: OutOfDeviceMemory."""
+        with self._memory_for(self._length):
+            copy = TorchCache(*self._config)
+            for mine, slot in zip(self.slots, copy.slots, strict=True):
+                slot.adopt(mine.keys.clone(), mine.values.clone(), mine.base)
         copy._length = self._length
-        for mine, slot in zip(self.slots, copy.slots, strict=True):
-            slot.adopt(mine.keys.clone(), mine.values.clone(), mine.base)
         return copy
 
     def export_state(self) -> Mapping[str, np.ndarray]:
-        """Valid contents in order of position, in the stored type. State: unchanged."""
+        """Valid contents in order of position, in the stored type. State: unchanged.
+
+        Raises: OutOfDeviceMemory, MemoryError.
+        """
         state: dict[str, np.ndarray] = {}
         for i, slot in enumerate(self.slots):
             first = slot.first_visible(self._length - 1) if self._length else 0
             held = slice(first - slot.base, self._length - slot.base)
-            state[f"k.{i}"] = slot.keys[:, held].transpose(0, 1).cpu().numpy().copy()
-            state[f"v.{i}"] = slot.values[:, held].transpose(0, 1).cpu().numpy().copy()
+            with self._memory_for(self._length):
+                state[f"k.{i}"] = slot.keys[:, held].transpose(0, 1).cpu().numpy().copy()
+                state[f"v.{i}"] = slot.values[:, held].transpose(0, 1).cpu().numpy().copy()
             state[f"positions.{i}"] = np.arange(first, self._length)
         return state
 
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace the contents by an export. State: everything.
 
-        Raises: BackendError on a misfit; the cache is then unchanged.
+        Raises: OutOfDeviceMemory; BackendError on a misfit. The cache is then unchanged.
         """
         specs, max_rows, dtype, device = self._config
-        new = TorchCache(specs, max_rows, dtype, device)
+        with self._memory_for(length):
+            new = TorchCache(specs, max_rows, dtype, device)
         new._length = length
         for i, slot in enumerate(new.slots):
             slot.base = slot.first_visible(length - 1) if length else 0
@@ -206,7 +216,8 @@ class TorchCache:
         new.ensure_capacity(length)
         for i, slot in enumerate(new.slots):
             for buffer, part in ((slot.keys, "k"), (slot.values, "v")):
-                rows = torch.from_numpy(np.array(state[f"{part}.{i}"])).to(device)
+                with self._memory_for(length):
+                    rows = torch.from_numpy(np.array(state[f"{part}.{i}"])).to(device)
                 buffer[:, : len(rows)] = rows.transpose(0, 1)
         self.slots, self._length = new.slots, length
         self.generation += 1

@@ -9,11 +9,14 @@ but the last: that one has been drawn and not yet forwarded. Speculation changes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.base import BackendError, Cache, Executable, RowOutput, Segment, WantLogits
 from engine.errors import HolderBroken
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,8 +94,19 @@ class Holder:
         del self._token_ids[length:]
 
     def clone(self) -> Holder:
-        """An independent copy that shares no buffer. State: self unchanged."""
+        """An independent copy that shares no buffer.
+
+        State: self unchanged. Raises: OutOfDeviceMemory, MemoryError.
+        """
         return Holder(self.executable, self._cache.clone(), self._token_ids)
+
+    def try_clone(self) -> Holder | None:
+        """The same, or None where there is no memory: for copies that only save time later."""
+        try:
+            return self.clone()
+        except (BackendError, MemoryError) as error:
+            log.warning("a cache of %d tokens is not copied: %s", self.length, error)
+            return None
 
     def snapshot(self) -> HolderSnapshot:
         """Remember cache and ids by a copy, for caches that cannot rewind. State: unchanged."""

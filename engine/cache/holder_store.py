@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backends.base import Executable, OutOfDeviceMemory
+from backends.base import Executable
 from engine.cache.holder import Holder
 
 if TYPE_CHECKING:
@@ -205,12 +205,8 @@ class HolderStore:
 
     def _copy(self, source: Holder, length: int) -> Holder | None:
         self.make_room(source.num_bytes)
-        try:
-            holder = source.clone()
-        except OutOfDeviceMemory:
-            log.warning("no memory to copy a prefix of %d tokens", length)
-            return None
-        if not holder.can_rewind_to(length):
+        holder = source.try_clone()
+        if holder is None or not holder.can_rewind_to(length):
             return None
         holder.rewind_to(length)
         return holder

@@ -261,6 +261,30 @@ def test_a_context_too_long_for_the_memory_is_refused_with_both_numbers() -> Non
     assert logits_of(model(), chat, [1]).shape == (1, VOCAB)
 
 
+def test_a_device_too_full_for_a_copy_says_so_as_every_backend_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    chat, other = model().new_cache(), model().new_cache()
+    logits_of(model(), chat, random_ids(6))
+    state = chat.export_state()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "clone", full)
+        with pytest.raises(OutOfDeviceMemory, match="a context of 6 tokens"):
+            chat.clone()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "cpu", full)
+        with pytest.raises(OutOfDeviceMemory, match="a context of 6 tokens"):
+            chat.export_state()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "from_numpy", full)
+        with pytest.raises(OutOfDeviceMemory, match="a context of 6 tokens"):
+            other.import_state(state, 6)
+    assert other.length == 0
+
+
 def test_windows_too_large_for_the_memory_are_refused_with_both_numbers() -> None:
     program = everything("F32")
     huge = replace(program, slots=(KvSlot(2, 64, 1 << 40), program.slots[1]))

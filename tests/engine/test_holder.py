@@ -192,11 +192,12 @@ def test_a_running_chat_is_never_evicted() -> None:
     assert store.get("a") is holder
 
 
+@pytest.mark.parametrize("error", [OutOfDeviceMemory("the device is full"), MemoryError()])
 def test_a_copy_that_finds_no_memory_is_given_up_even_after_others_were_evicted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def clone(self: LinearCache) -> LinearCache:
-        raise OutOfDeviceMemory("the device is full")
+        raise error
 
     store = _store(budget=8 * 130)
     for chat_id in ("a", "b"):
