@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from storage.download_lock import download_lock
 from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
-from storage.errors import OfflineError, StorageError
+from storage.errors import DownloadFailed, OfflineError, StorageError
 from storage.model_files import SHARD, hash_file, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
@@ -305,4 +305,16 @@ def _make_client(stall_timeout_s: float) -> httpx.Client:
     # httpx logs whole addresses at INFO: those of a hub's storage carry signatures.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     timeout = httpx.Timeout(stall_timeout_s, connect=min(stall_timeout_s, 10.0))
-    return httpx.Client(timeout=timeout, headers={"User-Agent": "foretell"})
+    try:
+        return httpx.Client(timeout=timeout, headers={"User-Agent": "foretell"})
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        # Without the error's own words: an address of a proxy may hold a password.
+        raise DownloadFailed(
+            "a proxy address in the environment cannot be used",
+            hint="check ALL_PROXY, HTTPS_PROXY and HTTP_PROXY: http://, https:// or socks5://HOST:PORT",
+        ) from error
+    except OSError as error:
+        raise DownloadFailed(
+            f"the certificates named in the environment cannot be read: {error.strerror}",
+            hint="check SSL_CERT_FILE and SSL_CERT_DIR",
+        ) from error

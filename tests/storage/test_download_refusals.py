@@ -181,6 +181,36 @@ def test_f16_a_refusing_proxy_is_named(bench: Bench, monkeypatch: pytest.MonkeyP
         bench.fetch(source="https://models.invalid/tiny.gguf")
 
 
+@pytest.mark.parametrize(
+    "proxy", ["socks://user:secret@host:1080", "http://host:port", "ftp://host"]
+)
+def test_a_proxy_address_nobody_can_use_is_named_by_its_variable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """GNOME's `socks://` was a traceback, and in the screen the end of the program."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(DownloadFailed, match="proxy address") as caught:
+        bench.fetch()
+    assert "ALL_PROXY" in caught.value.hint
+    assert "secret" not in str(caught.value) + caught.value.hint
+
+
+def test_a_socks_proxy_is_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without socksio the client could not even be made."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(DownloadFailed, match=r"cannot connect.*3 tries"):
+        bench.fetch(source="http://models.invalid/tiny.gguf")
+
+
+def test_a_certificate_file_that_is_not_there_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(bench.folder / "none.pem"))
+    with pytest.raises(DownloadFailed, match="certificates") as caught:
+        bench.fetch()
+    assert "SSL_CERT_FILE" in caught.value.hint
+
+
 def test_f16_a_refused_certificate_is_named_and_not_tried_again() -> None:
     error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]")
     error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
