@@ -124,7 +124,7 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         home=Path(env["FORETELL_HOME"]).expanduser() if env.get("FORETELL_HOME") else None,
         hf_endpoint=env.get("HF_ENDPOINT") or "https://huggingface.co",
-        hf_token=env.get("HF_TOKEN") or _read_token(env, hf_home),
+        hf_token=env.get("HF_TOKEN", "").strip() or _read_token(env, hf_home),
         hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
         ollama_models=Path(env.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
         lm_studio_models=user / ".lmstudio" / "models",

@@ -163,7 +163,7 @@ class HttpDownload:
         if self._part.num_bytes:
             headers["Range"] = f"bytes={self._part.num_bytes}-"
             etag = self._part.note.etag
-            if etag and not etag.startswith("W/"):
+            if etag and etag.isascii() and not etag.startswith("W/"):
                 headers["If-Range"] = etag
         return headers
 
@@ -375,6 +375,11 @@ def _explain(error: httpx.HTTPError, address: str) -> Exception:
         case httpx.ProxyError():
             return DownloadFailed(
                 f"the proxy refused {address}: {error}", hint="check HTTPS_PROXY and NO_PROXY"
+            )
+        case httpx.LocalProtocolError():
+            # Without the error's own words: they repeat the header, and with it a token.
+            return DownloadFailed(
+                f"{address}: the request cannot be written", hint="check HF_TOKEN"
             )
         case httpx.TooManyRedirects() | httpx.UnsupportedProtocol():
             return DownloadFailed(f"{address}: {error}", hint="use another source")

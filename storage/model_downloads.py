@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from storage.download_lock import download_lock
 from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
-from storage.errors import DownloadFailed, OfflineError, StorageError
+from storage.errors import AccessDenied, DownloadFailed, OfflineError, StorageError
 from storage.model_files import SHARD, hash_file, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from storage.downloads import Remote, RetryPolicy
 
+
+_TOKEN: Final = re.compile(r"[!-~]+")
+"""What may stand in a header behind "Bearer": a space or a letter with an accent may not."""
 
 _NUMBER: Final = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf)")
 
@@ -97,6 +100,14 @@ class HubAccess:
 
     endpoint: str = HUB_ENDPOINT
     token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises: AccessDenied when the token cannot be one."""
+        if self.token is not None and _TOKEN.fullmatch(self.token) is None:
+            raise AccessDenied(
+                "the hub's token has characters no token has",
+                hint="check HF_TOKEN, or the file that `hf auth login` wrote",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "token").write_text("hf_login\n")
     assert read_environment({"HOME": str(tmp_path)}).hf_token == "hf_login"
-    assert read_environment({"HOME": str(tmp_path), "HF_TOKEN": "hf_env"}).hf_token == "hf_env"
+    assert read_environment({"HOME": str(tmp_path), "HF_TOKEN": "hf_env\n"}).hf_token == "hf_env"
+    assert read_environment({"HOME": str(tmp_path), "HF_TOKEN": " \n"}).hf_token == "hf_login"
 
 
 def test_the_programs_own_word_about_being_offline_wins(tmp_path: Path) -> None:

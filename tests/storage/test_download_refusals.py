@@ -145,6 +145,31 @@ def test_f16_a_bad_token_for_a_private_file_is_named(bench: Bench) -> None:
     assert "hf_secret" not in str(caught.value) + caught.value.hint
 
 
+@pytest.mark.parametrize("token", ["hf_secret\n", "hf_secr\u00e9t", "hf secret", ""])
+def test_f16_a_token_that_cannot_be_one_is_refused_and_not_shown(bench: Bench, token: str) -> None:
+    """It was shown in an error message, or ended in a traceback."""
+    bench.token = token
+    with pytest.raises(AccessDenied, match="characters") as caught:
+        bench.fetch()
+    assert not token or token not in str(caught.value) + caught.value.hint
+    assert bench.server.requests == []
+
+
+def test_f16_a_header_that_cannot_be_written_is_not_shown() -> None:
+    error = httpx.LocalProtocolError("Illegal header value b'Bearer hf_secret'")
+    explained = downloads_module._explain(error, "https://x/y")
+    assert isinstance(explained, DownloadFailed)
+    assert "hf_secret" not in str(explained) + explained.hint
+
+
+def test_a_version_that_is_no_ascii_is_not_sent_back(bench: Bench) -> None:
+    bench.leave_part(70_000, etag='"v\u00e9"')
+    bench.server.etag = '"v\u00e9"'
+    bench.fetch()
+    assert bench.is_installed()
+    assert "If-Range" not in bench.server.requests[0][1]
+
+
 def test_a_token_does_not_follow_to_another_host(bench: Bench) -> None:
     bench.token = "hf_secret"
     with run_server() as storage:
