@@ -11,6 +11,7 @@ from textual.message import Message
 
 from app.errors import describe
 from app.services import DownloadProgress, ModelLibrary
+from engine.errors import EngineError
 from storage.errors import StorageError
 
 
@@ -89,7 +90,7 @@ class Downloads:
             path = self._library.download(
                 state.name, on_progress=report, is_cancelled=cancel.is_set
             )
-        except (StorageError, OSError) as error:
+        except (StorageError, EngineError, OSError) as error:
             state = replace(state, error=describe(error).line)
         else:
             state = replace(state, path=path, is_cancelled=path is None)

@@ -64,9 +64,10 @@ class Library:
         return [_installed(model, here) for model in found if model.name not in drafters]
 
     def catalog(self) -> Sequence[CatalogModel]:
-        """Every model that can be downloaded, smallest first."""
+        """Every model that can be downloaded, smallest first; what cannot be run comes last."""
         here = _by_name_and_hash(self.files.installed())
-        return [_catalog_model(entry, here, self.folder) for entry in load_catalog().models]
+        models = [_catalog_model(entry, here, self.folder) for entry in load_catalog().models]
+        return sorted(models, key=lambda model: model.unsupported is not None)
 
     def find(self, name: str) -> Path | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
@@ -127,7 +128,10 @@ class Library:
             return None
 
     def wanted(self, name: str) -> Sequence[WantedFile]:
-        """The files a catalog name or an address means. Raises: ModelNotFound, StorageError."""
+        """The files a catalog name or an address means.
+
+        Raises: ModelNotFound, StorageError; EngineError for an entry that cannot be run here.
+        """
         from storage.model_downloads import wanted_from_source
         from storage.model_sources import is_source
 
@@ -136,6 +140,7 @@ class Library:
         entry = load_catalog().find(name)
         if entry is None:
             raise self.not_found(name)
+        load_catalog().check_runs(entry)
         return entry.files
 
     def delete(self, path: Path) -> None:
@@ -187,13 +192,14 @@ def _catalog_model(entry: CatalogEntry, here: Here, folder: Path) -> CatalogMode
         is_installed=path is not None,
         part_bytes=sum(_kept_bytes(folder / file.file_name) for file in entry.files if not path),
         refusal=_does_not_fit(entry),
+        unsupported=load_catalog().refusal(entry),
         drafters=_drafters(entry.name, here),
     )
 
 
 def _drafters(model_name: str, here: Here) -> tuple[DrafterChoice, ...]:
     return tuple(
-        DrafterChoice(name=d.name, size_bytes=d.size_bytes, path=_path_of(d, here))
+        DrafterChoice(d.name, d.size_bytes, _path_of(d, here), load_catalog().refusal(d))
         for d in load_catalog().drafters_for(model_name)
     )
 

@@ -71,6 +71,8 @@ class CatalogModel:
     """Bytes of an unfinished download that are kept."""
     refusal: str | None = None
     """Why it does not fit this machine, with both numbers; None when it fits."""
+    unsupported: str | None = None
+    """Why this program cannot run it at all; None when it can."""
     drafters: tuple[DrafterChoice, ...] = ()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from backends.program import Program
-from engine.speculative.target import TargetTraits
-from models.config import ModelConfig
 from models.errors import UnsupportedArchitecture
-from models.gguf_file import GgufFile
+
+if TYPE_CHECKING:  # the catalog asks for the names alone, and listing it shall not import numpy
+    from backends.program import Program
+    from engine.speculative.target import TargetTraits
+    from models.config import ModelConfig
+    from models.gguf_file import GgufFile
 
 ARCHITECTURES: dict[str, str] = {
     "llama": "models.llama",
@@ -25,6 +27,8 @@ DRAFTER_ARCHITECTURES: dict[str, str] = {
     "eagle3": "target_hidden_size",
 }
 """`general.architecture` of a drafter to the key that holds its target's hidden size."""
+RUN_DRAFTERS: dict[str, tuple[str, str]] = {"gemma4-assistant": ("mtp", "gemma4")}
+"""Of these the ones that are run, to the catalog's word for their kind and the trunk they serve."""
 
 
 class Architecture(Protocol):

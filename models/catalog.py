@@ -14,6 +14,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from models.architectures import ARCHITECTURES, RUN_DRAFTERS
+from models.errors import UnsupportedArchitecture
+
 DrafterKind = Literal["mtp", "dflash", "dflash2", "dspark", "eagle3"]
 
 Thinking = Literal["no", "yes", "switchable"]
@@ -112,6 +115,23 @@ class Catalog:
     def entries(self) -> tuple[CatalogModel | CatalogDrafter, ...]:
         """Models, then drafters."""
         return (*self.models, *self.drafters)
+
+    def refusal(self, entry: CatalogModel | CatalogDrafter) -> str | None:
+        """Why this program cannot run an entry, or None. What it runs is the loader's to say."""
+        if isinstance(entry, CatalogModel):
+            is_run = entry.architecture in ARCHITECTURES
+            return None if is_run else f"architecture {entry.architecture} is not supported"
+        trunks = {model.architecture for model in self.models if model.name in entry.serves}
+        if any((entry.kind, trunk) in RUN_DRAFTERS.values() for trunk in trunks):
+            return None
+        return f"{entry.kind} drafters for {', '.join(sorted(trunks))} are not supported"
+
+    def check_runs(self, entry: CatalogModel | CatalogDrafter) -> None:
+        """Raises: UnsupportedArchitecture for an entry this program cannot run."""
+        if refusal := self.refusal(entry):
+            raise UnsupportedArchitecture(
+                f"{entry.name}: {refusal}", hint="'foretell models list' shows what runs"
+            )
 
     def near(self, name: str) -> list[str]:
         """Names that look like this one, nearest first."""

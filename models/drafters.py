@@ -14,7 +14,7 @@ from backends.base import Backend, Executable, LoadProgress
 from backends.program import Program
 from engine.speculative.draft_head import DraftHead
 from models import gemma4_assistant
-from models.architectures import ARCHITECTURES, DRAFTER_ARCHITECTURES
+from models.architectures import ARCHITECTURES, DRAFTER_ARCHITECTURES, RUN_DRAFTERS
 from models.config import DEFAULT_ROPE_BASE
 from models.errors import DrafterMismatch, ModelError
 from models.gguf_file import GgufFile
@@ -48,7 +48,7 @@ def open_drafter(
     try:
         drafter = GgufFile.open(path)
         check_drafter(drafter, target)
-        if drafter.architecture == gemma4_assistant.NAME:
+        if drafter.architecture in RUN_DRAFTERS:
             built = gemma4_assistant.build(drafter, program, target.path.name)
             return DrafterFile(built, gemma4_assistant.AssistantHead)
     except ModelError as error:

@@ -15,6 +15,7 @@ from app.cli.parser import build_parser
 from app.settings import _ENVIRONMENT, Settings
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
+from models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -83,3 +84,8 @@ def test_every_make_target_is_in_the_contributing_page() -> None:
 
 def test_the_version_is_the_packages() -> None:
     assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_the_readme_names_the_architectures_that_run() -> None:
+    sentence = README[README.index("Architectures that run:") :].split(" with its")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(ARCHITECTURES)

@@ -51,8 +51,9 @@ def run_list(args: argparse.Namespace, wiring: Wiring) -> None:
         say(f"{part.name:28} {format_bytes(part.size_bytes):>9}  partial{total}")
     for entry in catalog:
         if not entry.is_installed:
-            fit = f"  {entry.refusal}" if entry.refusal else ""
-            say(f"{entry.name:28} {format_bytes(entry.size_bytes):>9}  {entry.licence}{fit}")
+            reason = entry.unsupported or entry.refusal
+            tail = f"{entry.licence}  {reason}" if reason else entry.licence
+            say(f"{entry.name:28} {format_bytes(entry.size_bytes):>9}  {tail}")
 
 
 def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
@@ -127,6 +128,7 @@ def _catalog_facts(name: str, wiring: Wiring) -> dict[str, object]:
     facts["size_bytes"] = entry.size_bytes
     facts["drafters"] = [d.name for d in load_catalog().drafters_for(name)]
     facts["installed"] = False
+    facts["unsupported"] = load_catalog().refusal(entry)
     return _plain(facts)
 
 

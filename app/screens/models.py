@@ -47,6 +47,14 @@ class ModelLine:
         return owner.name
 
     @property
+    def unsupported(self) -> str | None:
+        """Why there is no use in getting it, or None."""
+        if self.drafter is not None:
+            return self.drafter.refusal
+        is_offered = self.entry is not None and self.installed is None
+        return self.entry.unsupported if self.entry is not None and is_offered else None
+
+    @property
     def download_name(self) -> str | None:
         """What would be downloaded, or None when there is nothing to fetch."""
         if self.drafter is not None:
@@ -86,7 +94,8 @@ def describe_line(
     parts = _describe_drafter(line, download) or _describe_model(line, loaded, download)
     mark, name, size, tail = parts
     padded = set_cell_size(name, max(cell_len(name), name_cells - cell_len(mark[0])))
-    return Content.assemble(mark, (padded, "bold"), f"  {format_bytes(size):>7}  ", tail)
+    described = Content.assemble(mark, (padded, "bold"), f"  {format_bytes(size):>7}  ", tail)
+    return described.stylize("dim") if line.unsupported else described
 
 
 def _describe_model(line: ModelLine, loaded: str, download: Download | None) -> LineParts:
@@ -101,7 +110,9 @@ def _describe_model(line: ModelLine, loaded: str, download: Download | None) -> 
         tail = format_progress(download.progress) if download.is_running else download.error
         style = "$text-accent" if download.is_running else "$text-error"
         return (("↓ ", "$text-accent"), entry.name, entry.size_bytes, (tail, style))
-    if entry.refusal is not None:
+    if entry.unsupported is not None:
+        tail, style = entry.unsupported, "$text-muted"
+    elif entry.refusal is not None:
         tail, style = f"does not fit: {entry.refusal}", "$text-warning"
     elif entry.part_bytes:
         tail, style = f"unfinished, {format_bytes(entry.part_bytes)} kept", "$text-warning"
@@ -214,6 +225,8 @@ class ModelsScreen(Screen[None]):
         entry = line.entry
         assert entry is not None, "a line is an installed model or a catalog entry"
         folder = self.foretell.services.models.folder
+        if entry.unsupported:
+            return f"{entry.title} · {entry.licence}\nCannot be run: {entry.unsupported}"
         fits = f"Does not fit: {entry.refusal}" if entry.refusal else "Fits this machine."
         return f"{entry.title} · {entry.licence}\n{fits} Downloads to {folder}"
 
@@ -224,8 +237,8 @@ class ModelsScreen(Screen[None]):
         line = self._line()
         if line is None:
             return
-        if line.drafter is not None and line.drafter.refusal is not None:
-            self.notify(line.drafter.refusal, title="Refused", markup=False)
+        if line.unsupported is not None:
+            self.notify(f"{line.name}: {line.unsupported}", title="Refused", markup=False)
         elif line.download_name is not None:
             self._fetch(line)
         elif line.drafter is not None and line.installed is not None:

@@ -14,6 +14,7 @@ import pytest
 from app.cli.headless import HeadlessEngine
 from app.cli.main import VERSION, main
 from app.cli.output import (
+    BAD_MODEL,
     DOES_NOT_FIT,
     FAILURE,
     INTERRUPTED,
@@ -370,3 +371,16 @@ def test_a_stopped_concurrency_bench_keeps_the_cells_that_are_whole(
     assert main(["bench", "concurrent", "-m", str(TINY), "--json"]) == INTERRUPTED
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["num_chats"], row["ratio"]) == (1, pytest.approx(12 / 11))
+
+
+def test_a_model_that_cannot_be_run_is_not_pulled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("models.catalog.ARCHITECTURES", {"gemma3": "models.gemma3"})
+    assert main(["models", "list"]) == OK
+    listed = capsys.readouterr().out.splitlines()
+    assert "Apache-2.0  architecture llama is not supported" in next(
+        line for line in listed if line.startswith("smollm2-135m ")
+    )
+    assert main(["models", "pull", "smollm2-135m"]) == BAD_MODEL
+    assert capsys.readouterr().err.startswith("foretell: smollm2-135m: architecture llama is not")

@@ -10,6 +10,7 @@ import pytest
 from app.library import Library
 from app.settings import Settings, read_environment
 from models.catalog import load_catalog
+from models.errors import UnsupportedArchitecture
 from storage.model_files import ModelFile, ModelFiles
 from storage.paths import Paths
 
@@ -92,3 +93,15 @@ def test_a_split_model_that_is_not_whole_can_be_pulled_on(library: Library) -> N
     last.write_bytes(b"GGUF")
     assert library.find_whole(entry.name) == library.folder / entry.files[0].file_name
     assert [model.name for model in library.installed()] == [entry.name]
+
+
+def test_what_cannot_be_run_is_listed_last_and_never_fetched(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.catalog.ARCHITECTURES", {"llama": "models.llama"})
+    reasons = [model.unsupported for model in library.catalog()]
+    num_run = reasons.index("architecture gemma3 is not supported")
+    assert set(reasons[:num_run]) == {None}
+    assert None not in reasons[num_run:]
+    with pytest.raises(UnsupportedArchitecture, match="architecture gemma3 is not supported"):
+        library.wanted("gemma3-270m")

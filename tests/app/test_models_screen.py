@@ -287,3 +287,18 @@ async def test_a_drafter_is_not_taken_for_the_first_model(tmp_path: Path) -> Non
         await stage.settle()
         assert not stage.engine.sent(LoadModel)
         assert "helper is ready" in stage.notices
+
+
+async def test_what_cannot_be_run_says_why_and_is_not_fetched(tmp_path: Path) -> None:
+    strange = CatalogModel("m9", "M9", 9_000_000, "MIT", unsupported="architecture [m is unknown")
+    library = FakeLibrary(models=[SMOL], entries=[strange])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        assert "m9 9 MB architecture [m is unknown" in stage.words
+        await stage.pilot.press("down")
+        await stage.settle()
+        assert "Cannot be run: architecture [m is unknown" in stage.words
+        await stage.pilot.press("enter")
+        await stage.settle()
+        assert "m9: architecture [m is unknown" in stage.notices
+        assert stage.app.downloads.states == {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from models.architectures import ARCHITECTURES
 from models.catalog import CatalogDrafter, CatalogFile, CatalogModel, load_catalog, parse_catalog
+from models.errors import UnsupportedArchitecture
 from storage.model_sources import HubFile, PypiPackage, parse_source, safe_relative_path
 
 CATALOG = load_catalog()
@@ -112,3 +115,27 @@ def test_an_unknown_key_is_refused() -> None:
     text = "[provenance]\n[[models]]\nname='x'\nbogus=1\nfiles=[]\n"
     with pytest.raises(TypeError, match="bogus"):
         parse_catalog(text)
+
+
+def test_what_the_loader_cannot_run_is_refused_with_the_reason() -> None:
+    """Half of the catalog was offered as fitting, and refused after gigabytes had come."""
+    for model in CATALOG.models:
+        assert (CATALOG.refusal(model) is None) == (model.architecture in ARCHITECTURES)
+    small = CATALOG.find("smollm2-135m")
+    assert small is not None
+    CATALOG.check_runs(small)
+    stranger = replace(CATALOG.models[0], name="x", architecture="mystery")
+    with pytest.raises(UnsupportedArchitecture, match="x: architecture mystery is not supported"):
+        CATALOG.check_runs(stranger)
+
+
+def test_a_drafter_is_refused_by_its_kind_and_the_trunk_it_serves() -> None:
+    head = CATALOG.find("gemma4-e2b-head")
+    assert isinstance(head, CatalogDrafter)
+    assert CATALOG.refusal(head) is None
+    assert CATALOG.refusal(replace(head, kind="dspark")) == (
+        "dspark drafters for gemma4 are not supported"
+    )
+    assert CATALOG.refusal(replace(head, serves=("qwen3-8b",))) == (
+        "mtp drafters for qwen3 are not supported"
+    )
