@@ -83,7 +83,10 @@ class Cache(Protocol):
         """
 
     def can_rewind_to(self, length: int) -> bool:
-        """Whether `rewind_to(length)` is exact (a ring or recurrent state may have moved on)."""
+        """Whether `rewind_to(length)` is exact (a ring or recurrent state may have moved on).
+
+        What has moved on stays so: below a length that is not exact only 0 is.
+        """
 
     def rewind_to(self, length: int) -> None:
         """Drop every position >= length. State: length, ring, recurrent state.

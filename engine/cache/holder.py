@@ -124,12 +124,10 @@ class Holder:
         """Most leading tokens of `token_ids` this cache can give back exactly; State: unchanged.
 
         A cache that keeps every position gives back the whole common prefix; a ring or recurrent
-        one what its `can_rewind_to` allows below that.
+        one may have moved on, and then gives back nothing.
         """
         length = self.common_len(token_ids)
-        while length > 0 and not self.can_rewind_to(length):
-            length -= 1
-        return length
+        return length if self.can_rewind_to(length) else 0
 
     @property
     def is_intact(self) -> bool:

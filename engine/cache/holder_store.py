@@ -149,18 +149,21 @@ class HolderStore:
 
     def make_room(self, num_bytes: int) -> None:
         """Evict least recently used idle chats, then checkpoints, until this much fits."""
-        while self.num_bytes + num_bytes > self._budget_bytes and self._evict_one():
+        while self.num_bytes + num_bytes > self._budget_bytes and self.evict_one():
             pass
 
     def evict_idle(self) -> bool:
         """Evict everything that does not run (the device is full); whether there was any."""
         num_evicted = 0
-        while self._evict_one():
+        while self.evict_one():
             num_evicted += 1
         return num_evicted > 0
 
-    def _evict_one(self) -> bool:
-        """Drop one thing nobody uses now: a resume point before its chat, chats before shared."""
+    def evict_one(self) -> bool:
+        """Drop the least recently used thing that nobody uses now; False when there is none.
+
+        A resume point goes before its chat, chats before shared prefixes.
+        """
         for chat_id, entry in self._chats.items():
             if entry.is_running:
                 continue
@@ -180,10 +183,11 @@ class HolderStore:
         if entry is None:
             return Holder(self._executable)
         own = [entry.holder, *([entry.resume_point] if entry.resume_point else [])]
-        best = max(own, key=lambda holder: holder.reusable_len(wanted))
-        length = best.reusable_len(wanted)
+        lengths = [holder.reusable_len(wanted) for holder in own]
+        length = max(lengths)
         if length == 0:
             return Holder(self._executable)
+        best = own[lengths.index(length)]
         best.rewind_to(length)
         return best
 

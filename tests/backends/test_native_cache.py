@@ -55,6 +55,14 @@ def test_rewinding_to_what_a_ring_has_lost_is_refused_and_changes_nothing() -> N
     assert chat.length == 400
 
 
+@pytest.mark.parametrize("length", [30, 250, 400])
+def test_below_a_length_that_is_lost_everything_but_nothing_is(length: int) -> None:
+    chat = filled(length)
+    can = [chat.can_rewind_to(n) for n in range(1, length + 1)]
+    assert can == sorted(can)
+    assert chat.can_rewind_to(0)
+
+
 def test_a_cache_rewound_to_nothing_is_like_a_new_one() -> None:
     chat, token_ids = filled(400), random_ids(30, seed=8)
     chat.rewind_to(0)

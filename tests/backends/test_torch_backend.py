@@ -194,6 +194,8 @@ def test_rewinding_behind_the_window_is_refused_and_changes_nothing() -> None:
     for start in range(0, 1000, 200):
         logits_of(model(), chat, token_ids[start : start + 200])
     assert not chat.can_rewind_to(100)
+    can = [chat.can_rewind_to(n) for n in range(1, 1001)]
+    assert can == sorted(can), "below a length that is lost everything but 0 is"
     with pytest.raises(BackendError, match="cannot rewind a cache of 1000 tokens to 100"):
         chat.rewind_to(100)
     assert chat.length == 1000

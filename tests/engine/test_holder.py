@@ -107,6 +107,22 @@ def test_what_a_cache_can_give_back_decides_what_is_reused() -> None:
     assert lengths == {LinearCache: (50, 10), RingCache: (50, 0), RecurrentCache: (50, 0)}
 
 
+def test_what_a_ring_gives_back_is_asked_once_however_long_the_common_start() -> None:
+    asked: list[int] = []
+
+    class Counting(RingCache):
+        def can_rewind_to(self, length: int) -> bool:
+            asked.append(length)
+            return super().can_rewind_to(length)
+
+    holder = Holder(FakeExecutable(make_cache=Counting))
+    for start in range(0, 200, 50):
+        holder.forward(list(range(start, start + 50)))
+    asked.clear()
+    assert holder.reusable_len([*range(100), 300]) == 0
+    assert asked == [100]
+
+
 def test_several_chats_forward_together_and_fail_together() -> None:
     executable = FakeExecutable(fail_at=3)
     a, b = Holder(executable), Holder(executable)
@@ -183,12 +199,23 @@ def test_the_budget_evicts_the_least_recently_used_and_then_checkpoints() -> Non
     assert not store.checkpoints
 
 
+def test_one_eviction_takes_the_least_recently_used_thing_alone() -> None:
+    store = _store()
+    _use(store, "a", list(range(40)))
+    _use(store, "b", list(range(60, 100)))
+    store.set_resume_point("a", Holder(FakeExecutable()))
+    held = []
+    while store.evict_one():
+        held.append([chat_id for chat_id in "ab" if store.get(chat_id)])
+    assert held == [["a", "b"], ["b"], []]
+
+
 def test_a_running_chat_is_never_evicted() -> None:
     store = _store(budget=80)
     holder = store.acquire("a", list(range(60)))
     holder.forward(list(range(60)))
     store.make_room(80)
-    assert store.evict_idle() is False
+    assert store.evict_one() is False
     assert store.get("a") is holder
 
 
