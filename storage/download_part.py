@@ -39,6 +39,16 @@ def free_space(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def require_space(name: str, num_missing: int, folder: Path, num_free: int) -> None:
+    """Refuse what does not fit beside the reserve. Raises: NotEnoughSpace with both numbers."""
+    if num_missing + SPACE_RESERVE_BYTES > num_free:
+        raise NotEnoughSpace(
+            f"{name} needs {_mb(num_missing)} more in {folder}, "
+            f"but only {_mb(num_free)} are free ({_mb(SPACE_RESERVE_BYTES)} are left for chats)",
+            hint="free some space, or set FORETELL_HOME to a folder on another disk",
+        )
+
+
 @dataclass(slots=True)
 class PartNote:
     """What a part is a part of; kept beside it."""
@@ -131,13 +141,8 @@ class DownloadPart:
         if self.note.size_bytes is None:
             return
         missing = self.note.size_bytes - self.num_bytes + num_extra
-        free = self._get_free_space(self.target.parent)
-        if missing + SPACE_RESERVE_BYTES > free:
-            raise NotEnoughSpace(
-                f"{self.target.name} needs {_mb(missing)} more in {self.target.parent}, "
-                f"but only {_mb(free)} are free ({_mb(SPACE_RESERVE_BYTES)} are left for chats)",
-                hint="free some space, or set FORETELL_HOME to a folder on another disk",
-            )
+        folder = self.target.parent
+        require_space(self.target.name, missing, folder, self._get_free_space(folder))
 
     def write(self, chunk: bytes) -> None:
         """Append bytes. Raises: NotEnoughSpace (the part is kept), ChecksumMismatch when the file

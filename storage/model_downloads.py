@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from storage.download_lock import download_lock
-from storage.download_part import DownloadPart, FreeSpace, PartNote, free_space
+from storage.download_part import (
+    DownloadPart,
+    FreeSpace,
+    PartNote,
+    free_space,
+    require_space,
+)
 from storage.errors import AccessDenied, DownloadFailed, OfflineError, StorageError
-from storage.model_files import SHARD, hash_file, read_record, write_record
+from storage.model_files import SHARD, hash_file, kept_bytes, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
     HubFile,
@@ -152,12 +158,26 @@ class ModelDownloads:
         assert files, "a model has at least one file"
         meter = ProgressMeter(on_progress, self._tools.clock)
         meter.num_total = sum(wanted.size_bytes or 0 for wanted in files)
+        self._require_space(files)
         paths = []
         for wanted in files:
             path = self._fetch_file(wanted, meter, is_cancelled)
             meter.num_before += path.stat().st_size
             paths.append(path)
         return paths[0]
+
+    def _require_space(self, files: Sequence[WantedFile]) -> None:
+        """Refuse a model whose files do not fit all together, before the first byte of any."""
+        targets = [self._models_dir / safe_relative_path(wanted.file_name) for wanted in files]
+        missing = sum(
+            max(0, (wanted.size_bytes or 0) - kept_bytes(target))
+            for wanted, target in zip(files, targets, strict=True)
+        )
+        if missing and not self._is_offline:
+            make_private_dir(self._models_dir)
+            free = self._tools.get_free_space(self._models_dir)
+            name = files[0].file_name.split("/")[0]
+            require_space(name, missing, self._models_dir, free)
 
     def _fetch_file(
         self, wanted: WantedFile, meter: ProgressMeter, is_cancelled: Callable[[], bool]

@@ -357,6 +357,14 @@ def read_record(path: Path) -> FileRecord | None:
     return record if is_same else None
 
 
+def kept_bytes(target: Path) -> int:
+    """Bytes an earlier download has left of a file: all of it, or its part."""
+    for path in (target, target.with_name(target.name + PART_SUFFIX)):
+        if path.is_file():
+            return path.stat().st_size
+    return 0
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:

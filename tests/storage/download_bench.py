@@ -38,6 +38,21 @@ class Bench:
     def part(self) -> Path:
         return self.folder / "tiny.gguf.part"
 
+    @property
+    def downloads(self) -> ModelDownloads:
+        tools = DownloadTools(
+            policy=self.policy,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+            get_free_space=lambda _: self.free_bytes,
+        )
+        return ModelDownloads(
+            self.folder,
+            hub=HubAccess(self.server.url, self.token),
+            is_offline=self.is_offline,
+            tools=tools,
+        )
+
     def fetch(
         self,
         *,
@@ -45,25 +60,13 @@ class Bench:
         size_bytes: int | None = SIZE,
         sha256: str | None = SHA256,
     ) -> Path:
-        tools = DownloadTools(
-            policy=self.policy,
-            clock=self.clock,
-            sleep=self.clock.sleep,
-            get_free_space=lambda _: self.free_bytes,
-        )
-        downloads = ModelDownloads(
-            self.folder,
-            hub=HubAccess(self.server.url, self.token),
-            is_offline=self.is_offline,
-            tools=tools,
-        )
         address = source or "hf:owner/repo/tiny.gguf"
         wanted = WantedSource("tiny.gguf", (address,), size_bytes, sha256)
-        return downloads.fetch(
+        return self.downloads.fetch(
             [wanted], on_progress=self.reports.append, is_cancelled=self.is_cancelled
         )
 
-    def leave_part(self, num_bytes: int, **changes: Any) -> None:
+    def leave_part(self, num_bytes: int, target: str = "tiny.gguf", **changes: Any) -> None:
         """A part as an interrupted run leaves it."""
         note = {
             "source": "https://huggingface.co/owner/repo/resolve/main/tiny.gguf",
@@ -72,9 +75,10 @@ class Bench:
             "etag": '"v1"',
             "num_sources": 0,
         }
-        self.folder.mkdir(exist_ok=True)
-        self.part.write_bytes(CONTENT[:num_bytes])
-        (self.folder / "tiny.gguf.part.json").write_text(json.dumps(note | changes))
+        part = self.folder / f"{target}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(CONTENT[:num_bytes])
+        part.with_name(part.name + ".json").write_text(json.dumps(note | changes))
 
     @property
     def ranges(self) -> list[str | None]:

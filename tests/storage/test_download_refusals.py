@@ -6,6 +6,7 @@ import errno
 import logging
 import ssl
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -278,6 +279,25 @@ def test_f15_no_room_is_refused_before_the_first_byte_with_both_numbers(bench: B
     with pytest.raises(NotEnoughSpace, match=r"needs 0 MB more.*only 0 MB are free"):
         bench.fetch()
     assert not bench.part.exists()
+
+
+def test_f15_a_split_model_that_does_not_fit_as_a_whole_is_refused_before_the_first_byte(
+    bench: Bench,
+) -> None:
+    """60 of 254 GB were fetched before the first file that did not fit was looked at."""
+    bench.leave_part(70_000, target="big/b-00002-of-00003.gguf")
+    missing = 3 * SIZE - 70_000
+    for num_free, error in ((missing - 1, NotEnoughSpace), (missing, None)):
+        bench.free_bytes = num_free + download_part.SPACE_RESERVE_BYTES
+        files = [
+            WantedSource(f"big/b-0000{n}-of-00003.gguf", ("hf:owner/repo/tiny.gguf",), SIZE)
+            for n in (1, 2, 3)
+        ]
+        with pytest.raises(error, match=r"^big needs") if error else nullcontext():
+            bench.downloads.fetch(
+                files, on_progress=bench.reports.append, is_cancelled=bench.is_cancelled
+            )
+        assert len(bench.server.requests) == (0 if error else 3)
 
 
 def test_f15_bytes_already_here_need_no_room(bench: Bench) -> None:
