@@ -267,6 +267,7 @@ class Executor:
             max_context_len=self._context_len,
             with_room=self._with_room,
         )
+        known_decline = self._speculation.decline
         try:
             armed = self._speculation.arm(
                 trunk, max_tokens=request.num_remaining, committed_ids=request.holder.token_ids
@@ -277,5 +278,7 @@ class Executor:
             self._callbacks.notice(armed.reason)
         if isinstance(armed, Decline):
             request.decline = armed.reason
+            if self._speculation.decline != known_decline:
+                self._callbacks.notice(f"no drafting: {armed.reason}")
             return None
         return armed

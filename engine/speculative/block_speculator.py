@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.speculative.draft_head import DraftHead, DraftHeadKind
+from engine.speculative.draft_head import DraftHead
 from engine.speculative.speculator import (
     NO_PROPOSAL,
-    Decline,
     DraftContext,
     Proposal,
     Speculator,
@@ -66,15 +65,6 @@ class BlockSpeculator:
             len(token_ids),
         )
         return Proposal(token_ids[:kept], prefix_probs[:kept])
-
-
-def make_block(head: DraftHead | None, target: SpeculativeTarget) -> Speculator | Decline:
-    """A drafter over a block head, or why this head is none."""
-    if head is None:
-        return Decline("block needs a block drafter and this model has none")
-    if head.kind is not DraftHeadKind.BLOCK:
-        return Decline(f"{head.name} drafts token by token; use spec-type draft-head")
-    return BlockSpeculator(head, target)
 
 
 if TYPE_CHECKING:

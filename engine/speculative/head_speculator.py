@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.speculative.draft_head import DraftHead, DraftHeadKind, DraftStep
+from engine.speculative.draft_head import DraftHead, DraftStep
 from engine.speculative.options import MAX_WINDOW
 from engine.speculative.speculator import (
     NO_PROPOSAL,
-    Decline,
     DraftContext,
     Proposal,
     Speculator,
@@ -126,15 +125,6 @@ class HeadSpeculator:
         self._pending_ids: list[int] = []
         self._pending_rows: list[np.ndarray] = []
         self._pending_start = 0
-
-
-def make_head(head: DraftHead | None, target: SpeculativeTarget) -> Speculator | Decline:
-    """A drafter over a per-token head, or why this head is none."""
-    if head is None:
-        return Decline("draft-head needs a draft head and this model has none")
-    if head.kind is not DraftHeadKind.PER_TOKEN:
-        return Decline(f"{head.name} drafts whole blocks; use spec-type block")
-    return HeadSpeculator(head, target)
 
 
 if TYPE_CHECKING:

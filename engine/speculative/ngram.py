@@ -357,10 +357,5 @@ def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
     return num
 
 
-def make_ngram() -> Speculator:
-    """A drafter that every model can have."""
-    return NgramSpeculator()
-
-
 if TYPE_CHECKING:
     _: type[Speculator] = NgramSpeculator

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.speculative.block_speculator import make_block
+from engine.speculative.block_speculator import BlockSpeculator
 from engine.speculative.draft_head import DraftHead, DraftHeadKind
-from engine.speculative.head_speculator import make_head
-from engine.speculative.ngram import make_ngram
+from engine.speculative.head_speculator import HeadSpeculator
+from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.options import AUTO, SpeculationOptions
 from engine.speculative.speculator import Decline, Speculator
 from engine.speculative.target import SpeculativeTarget, TargetTraits
 
-NGRAM = "ngram"
-DRAFT_HEAD = "draft-head"
-BLOCK = "block"
+_HOW_IT_DRAFTS = {
+    DraftHeadKind.PER_TOKEN: "drafts token by token",
+    DraftHeadKind.BLOCK: "drafts whole blocks",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class SpeculatorRequest:
     draft_head: DraftHead | None
     options: SpeculationOptions
 
+    @property
+    def head(self) -> DraftHead:
+        """The draft head of an algorithm that was registered as requiring one."""
+        assert self.draft_head is not None, "made without the head that it requires"
+        return self.draft_head
+
 
 Factory = Callable[[SpeculatorRequest], Speculator | Decline]
 
@@ -33,7 +40,7 @@ Factory = Callable[[SpeculatorRequest], Speculator | Decline]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     factory: Factory
-    requires_draft_head: bool
+    requires: DraftHeadKind | None
 
 
 class SpeculatorRegistry:
@@ -42,9 +49,15 @@ class SpeculatorRegistry:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    def register(self, name: str, factory: Factory, *, requires_draft_head: bool = False) -> None:
-        """Add an algorithm; `requires_draft_head` lets a missing head be said up front."""
-        self._entries[name] = _Entry(factory, requires_draft_head)
+    def register(
+        self, name: str, factory: Factory, *, requires: DraftHeadKind | None = None
+    ) -> None:
+        """Add an algorithm; `requires` lets a missing or another head be said up front.
+
+        The first one of a kind is what `auto` takes for a head of this kind; the first one that
+        requires none is what it takes for a model without a head.
+        """
+        self._entries[name] = _Entry(factory, requires)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,10 +81,15 @@ class SpeculatorRegistry:
         if entry is None:
             known = ", ".join((AUTO, *self._entries))
             return Decline(f"spec-type {options.algorithm} is unknown; known are {known}")
-        if entry.requires_draft_head and draft_head is None:
+        if entry.requires is None:
+            if not traits.is_speculation_profitable:
+                return Decline(f"{options.algorithm} would not pay on this model")
+            return options.algorithm
+        if draft_head is None:
             return Decline(f"{options.algorithm} needs a draft head and this model has none")
-        if not entry.requires_draft_head and not traits.is_speculation_profitable:
-            return Decline(f"{options.algorithm} would not pay on this model")
+        if draft_head.kind is not entry.requires:
+            how, fitting = _HOW_IT_DRAFTS[draft_head.kind], self._first_for(draft_head.kind)
+            return Decline(f"{draft_head.name} {how}; use spec-type {fitting}")
         return options.algorithm
 
     def create(self, name: str, request: SpeculatorRequest) -> Speculator | Decline:
@@ -85,37 +103,31 @@ class SpeculatorRegistry:
             name
             for name in self._entries
             if self.resolve(SpeculationOptions(algorithm=name), traits, draft_head) == name
-            and self._fits(name, draft_head)
         ]
         return tuple(sorted(found, key=lambda name: name != auto))
 
     def _resolve_auto(self, traits: TargetTraits, draft_head: DraftHead | None) -> str | Decline:
         """The drafter the checkpoint carries, else ngram where it pays (S13)."""
-        if draft_head is not None:
-            return BLOCK if draft_head.kind is DraftHeadKind.BLOCK else DRAFT_HEAD
-        if not traits.is_speculation_profitable:
+        if draft_head is None and not traits.is_speculation_profitable:
             return Decline("drafting without a draft head would not pay on this model")
-        return NGRAM
+        return self._first_for(draft_head.kind if draft_head else None)
 
-    def _fits(self, name: str, draft_head: DraftHead | None) -> bool:
-        if draft_head is None or not self._entries[name].requires_draft_head:
-            return True
-        is_block = draft_head.kind is DraftHeadKind.BLOCK
-        return name not in (BLOCK, DRAFT_HEAD) or (name == BLOCK) == is_block
+    def _first_for(self, kind: DraftHeadKind | None) -> str:
+        return next(name for name, entry in self._entries.items() if entry.requires is kind)
 
 
 def default_registry() -> SpeculatorRegistry:
     """The shipped algorithms."""
     registry = SpeculatorRegistry()
-    registry.register(NGRAM, lambda _: make_ngram())
+    registry.register("ngram", lambda _: NgramSpeculator())
     registry.register(
-        DRAFT_HEAD,
-        lambda request: make_head(request.draft_head, request.target),
-        requires_draft_head=True,
+        "draft-head",
+        lambda request: HeadSpeculator(request.head, request.target),
+        requires=DraftHeadKind.PER_TOKEN,
     )
     registry.register(
-        BLOCK,
-        lambda request: make_block(request.draft_head, request.target),
-        requires_draft_head=True,
+        "block",
+        lambda request: BlockSpeculator(request.head, request.target),
+        requires=DraftHeadKind.BLOCK,
     )
     return registry

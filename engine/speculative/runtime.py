@@ -6,6 +6,7 @@ because their verdict is about the (model, drafter, backend) triple (ledger S33)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from engine.speculative.registry import SpeculatorRegistry, SpeculatorRequest
 from engine.speculative.speculator import Decline
 from engine.speculative.target import SpeculativeTarget, TargetTraits
 from engine.speculative.window import AdaptiveWindow, FixedWindow
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -46,6 +49,8 @@ class SpeculationRuntime:
         self._draft_head = draft_head
         self._clock = clock
         self._shared: dict[str, _Shared] = {}
+        self._late_declines: dict[str, Decline] = {}
+        """What a factory found only when the first chat was to be armed, by algorithm."""
 
     def set_options(self, options: SpeculationOptions) -> None:
         """Another policy from the next arming on; costs measured so far stay valid (S42)."""
@@ -90,6 +95,8 @@ class SpeculationRuntime:
             name, SpeculatorRequest(target, self._draft_head, self.options)
         )
         if isinstance(speculator, Decline):
+            log.warning("no drafting by %s: %s", name, speculator.reason)
+            self._late_declines[name] = speculator
             return speculator
         traits = speculator.traits
         if committed_ids and traits.needs_hidden and not traits.can_arm_after_prefix_reuse:
@@ -110,7 +117,8 @@ class SpeculationRuntime:
         return execution
 
     def _resolve(self) -> str | Decline:
-        return self._registry.resolve(self.options, self._traits, self._draft_head)
+        name = self._registry.resolve(self.options, self._traits, self._draft_head)
+        return name if isinstance(name, Decline) else self._late_declines.get(name, name)
 
     def _shared_for(self, name: str) -> _Shared:
         if name not in self._shared:

@@ -18,9 +18,8 @@ from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor, StepSample
-from engine.speculative.head_speculator import make_head
+from engine.speculative.head_speculator import HeadSpeculator
 from engine.speculative.options import SpeculationOptions
-from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
 from engine.speculative.window import FixedWindow
 from models.loader import Loader
@@ -226,8 +225,8 @@ def test_s32_drafts_again_after_a_park(model: LoadedModel, num_parked: int) -> N
     plain = plain_turn(model, PROMPT, max_tokens=NUM_TOKENS)
     holder = Holder(model.executable)
     target = Trunk(holder, model.traits, vocab_size=VOCAB, max_context_len=512)
-    speculator = make_head(model.draft_head, target)
-    assert not isinstance(speculator, Decline)
+    assert model.draft_head is not None
+    speculator = HeadSpeculator(model.draft_head, target)
     parked = range(4, 4 + num_parked)
     execution = SpeculativeExecution(
         target,
