@@ -32,6 +32,8 @@ class LoadModel:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     system_prompt: str = ""
     """Forwarded while nothing else is asked, so that a new chat starts behind it (S49)."""
+    think: bool | None = None
+    """How new chats will be asked, see `SubmitTurn.think`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class SubmitTurn:
     """What to do with messages that do not fit: drop oldest turns, or TurnFailed."""
     stop_on_repetition: bool = False
     """End an answer that repeats the same 1 to 8 tokens more than 64 times in a row."""
+    think: bool | None = None
+    """The template's `enable_thinking`; None leaves it to the template."""
+    answer_start: str = ""
+    """Text the answer begins with: it goes on from there. For a prompt of messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class InferenceEngine:
         self._emit(ModelLoaded(self._model_info((self._clock() - began) * 1e3)))
         self._tell_refusals(model, command)
         if command.system_prompt:
-            self._session.warm(command.system_prompt)
+            self._session.warm(command.system_prompt, command.think)
 
     def _report_load(self, name: str, stage: str, fraction: float) -> None:
         if self._is_stopping():

@@ -133,6 +133,8 @@ class TurnStarted:
     reused_tokens: int
     dropped_messages: int = 0
     """Oldest messages left out because the context is full."""
+    prompt_tail: str = ""
+    """The prompt's end from its last tag on: a template may open a thought (`<think>`) there."""
 
 
 @dataclass(frozen=True, slots=True)

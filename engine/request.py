@@ -148,6 +148,7 @@ class Request:
                 prompt_tokens=len(self.prompt.token_ids),
                 reused_tokens=holder.length,
                 dropped_messages=self.prompt.dropped_messages,
+                prompt_tail=self.prompt.tail,
             )
         )
 

@@ -69,12 +69,14 @@ class ModelSession:
             chunk_len=chunk_len,
             notice=lambda text: emit(Notice(text)),
         )
-        self._prefixes: dict[tuple[Message, ...], tuple[int, ...]] = {}
+        self._prefixes: dict[tuple[tuple[Message, ...], bool | None], tuple[int, ...]] = {}
         self._has_told_no_template = False
 
     def submit(self, turn: SubmitTurn) -> None:
         """Queue a turn. Raises: EngineError when its prompt cannot be made or does not fit."""
-        prompt = build_prompt(turn, self.model, self.context_len)
+        held = self.store.get(turn.chat_id)
+        held_ids = held.token_ids if held else ()
+        prompt = build_prompt(turn, self.model, self.context_len, held_ids)
         if prompt.kept_messages and self.model.template is None and not self._has_told_no_template:
             self._has_told_no_template = True
             self._emit(Notice(f"{self.model.name} has no chat template: it continues raw text"))
@@ -148,7 +150,8 @@ class ModelSession:
                 self._fail(request, error)
 
     def _start(self, request: Request) -> None:
-        self._keeper.want(self._system_prefix(system_messages(request.prompt.kept_messages)))
+        system = system_messages(request.prompt.kept_messages)
+        self._keeper.want(self._system_prefix(system, request.turn.think))
         holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
         # Behind `acquire`: room made before it would evict a long chat's own cache.
         self.store.make_room(max(0, self._bytes_needed(request) - holder.num_bytes))
@@ -166,22 +169,23 @@ class ModelSession:
         num_tokens += min(request.num_remaining, ROOM_FOR_ANSWER)
         return num_tokens * self.model.executable.cache_bytes_per_token
 
-    def warm(self, system_prompt: str) -> None:
+    def warm(self, system_prompt: str, think: bool | None) -> None:
         """Forward a system prompt while nothing else is asked (S49)."""
-        self._keeper.want(self._system_prefix((Message("system", system_prompt),)))
+        self._keeper.want(self._system_prefix((Message("system", system_prompt),), think))
 
-    def _system_prefix(self, system: tuple[Message, ...]) -> tuple[int, ...]:
+    def _system_prefix(self, system: tuple[Message, ...], think: bool | None) -> tuple[int, ...]:
         """Ids of a system prompt that can be shared between chats."""
         if not system:
             return ()
-        if system not in self._prefixes:
+        key = (system, think)  # a template may say in the system message whether to think
+        if key not in self._prefixes:
             try:
-                prefix = shared_prefix(system, self.model)
+                prefix = shared_prefix(system, self.model, think)
             except EngineError as error:
                 log.info("no shared prefix: %s", error)
                 prefix = ()
-            self._prefixes[system] = prefix[: len(prefix) - len(prefix) % self._share_unit]
-        return self._prefixes[system]
+            self._prefixes[key] = prefix[: len(prefix) - len(prefix) % self._share_unit]
+        return self._prefixes[key]
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         self._leave(request)
