@@ -25,7 +25,6 @@ class SpeculatorRequest:
 
     target: SpeculativeTarget
     draft_head: DraftHead | None
-    options: SpeculationOptions
 
     @property
     def head(self) -> DraftHead:
@@ -58,11 +57,6 @@ class SpeculatorRegistry:
         requires none is what it takes for a model without a head.
         """
         self._entries[name] = _Entry(factory, requires)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every known name, in the order of registration."""
-        return tuple(self._entries)
 
     def resolve(
         self, options: SpeculationOptions, traits: TargetTraits, draft_head: DraftHead | None

@@ -91,9 +91,7 @@ class SpeculationRuntime:
         if isinstance(name, Decline):
             return name
         window = self.window
-        speculator = self._registry.create(
-            name, SpeculatorRequest(target, self._draft_head, self.options)
-        )
+        speculator = self._registry.create(name, SpeculatorRequest(target, self._draft_head))
         if isinstance(speculator, Decline):
             log.warning("no drafting by %s: %s", name, speculator.reason)
             self._late_declines[name] = speculator

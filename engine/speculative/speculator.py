@@ -33,8 +33,6 @@ class SpeculatorTraits:
     """Whether it chains from the target's hidden rows."""
     can_arm_after_prefix_reuse: bool = False
     """Whether it can draft after tokens whose hidden rows it never saw (S25)."""
-    handles_own_prefill: bool = False
-    """Whether it forwards the prompt by itself."""
     is_free: bool = False
     """Whether proposing costs microseconds, so that it may look on while drafting is parked."""
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from engine.speculative.drafters import drafter_factory
 from engine.speculative.execution import SpeculativeExecution, StepResult
 from engine.speculative.governor import CostGovernor
-from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRequest
 from engine.speculative.speculator import Decline, Speculator
 from engine.speculative.window import FixedWindow
@@ -66,7 +65,7 @@ class Bench:
 
 
 def forced(spec: str, plain: Sequence[int], target: FakeTarget | None = None) -> Speculator:
-    request = SpeculatorRequest(target or LinearTarget(), None, SpeculationOptions())
+    request = SpeculatorRequest(target or LinearTarget(), None)
     made = drafter_factory(spec, PROMPT, plain)(request)
     assert not isinstance(made, Decline)
     return made

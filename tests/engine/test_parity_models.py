@@ -14,7 +14,6 @@ from engine.sampling_params import SamplingParams
 from engine.speculative.drafters import drafter_factory
 from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.ngram import NgramSpeculator
-from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRequest
 from engine.speculative.speculator import Decline, Speculator
 from engine.speculative.target import TargetTraits
@@ -80,7 +79,7 @@ def vocab_of(trunk: str) -> int:
 def speculator_of(spec: str, trunk: str, plain: Sequence[int], target: Trunk) -> Speculator:
     if spec == "ngram":
         return NgramSpeculator()
-    request = SpeculatorRequest(target, None, SpeculationOptions())
+    request = SpeculatorRequest(target, None)
     made = drafter_factory(spec, prompt_of(trunk), plain)(request)
     assert not isinstance(made, Decline)
     return made

@@ -48,7 +48,7 @@ def head(kind: DraftHeadKind) -> DraftHead:
 
 
 def request(draft_head: DraftHead | None = None) -> SpeculatorRequest:
-    return SpeculatorRequest(LinearTarget(), draft_head, SpeculationOptions())
+    return SpeculatorRequest(LinearTarget(), draft_head)
 
 
 def resolve(

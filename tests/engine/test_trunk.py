@@ -9,7 +9,6 @@ from backends.base import BackendError
 from engine.cache.holder import Holder, forward_holders
 from engine.speculative.drafters import drafter_factory
 from engine.speculative.execution import SpeculativeExecution
-from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRequest
 from engine.speculative.speculator import Decline, Speculator
 from engine.speculative.target import SpeculativeTarget, TargetTraits
@@ -52,7 +51,7 @@ def plain(make_cache: type[LinearCache], prompt: list[int], num: int) -> list[in
 
 
 def forced(spec: str, prompt: list[int], emitted: list[int], trunk: Trunk) -> Speculator:
-    request = SpeculatorRequest(trunk, None, SpeculationOptions())
+    request = SpeculatorRequest(trunk, None)
     made = drafter_factory(spec, prompt, emitted)(request)
     assert not isinstance(made, Decline)
     return made
