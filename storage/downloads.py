@@ -39,8 +39,11 @@ class RetryPolicy:
 
     stall_timeout_s: float = 10.0
     """A connection that sends nothing for so long is given up and opened again."""
+    min_bytes_per_s: float = 1024.0
+    """A connection that brings less over `slow_window_s` is given up too: it would never end."""
+    slow_window_s: float = 30.0
     num_tries: int = 6
-    """Failures in a row, none of them with a byte in between, before it gives up."""
+    """Failures in a row, each of which brought less than a slow window, before it gives up."""
     num_connect_tries: int = 3
     """The same for a server that was never reached: a wrong address should not take a minute."""
     first_wait_s: float = 1.0
@@ -48,6 +51,11 @@ class RetryPolicy:
     max_wait_s: float = 32.0
     num_restarts: int = 3
     """How often the file may turn out to be another one before that is an error."""
+
+    @property
+    def min_window_bytes(self) -> float:
+        """Bytes a connection must bring in each window."""
+        return self.min_bytes_per_s * self.slow_window_s
 
     def wait_s(self, num_failures: int) -> float:
         """Seconds to wait after so many failures in a row."""
@@ -75,6 +83,8 @@ class Waiting:
 
     sleep: Callable[[float], None]
     is_cancelled: Callable[[], bool]
+    clock: Callable[[], float]
+    """Seconds that only go forward."""
 
     def pause(self, seconds: float) -> None:
         """Wait, in slices short enough that a cancel is felt. Raises: DownloadCancelled."""
@@ -134,7 +144,8 @@ class HttpDownload:
             try:
                 self._try_once()
             except _TryAgain as failure:
-                has_advanced = self._part.num_bytes > num_before
+                num_new = self._part.num_bytes - num_before
+                has_advanced = num_new >= self._policy.min_window_bytes
                 num_failures = 1 if has_advanced else num_failures + 1
                 self._wait_or_give_up(failure, num_failures)
 
@@ -271,12 +282,19 @@ class HttpDownload:
 
     def _receive(self, response: httpx.Response) -> None:
         self._meter.advance(self._part.num_bytes)
+        window_start_s, num_before = self._waiting.clock(), self._part.num_bytes
         # Pieces as they arrive: with a chunk size httpx gathers them, and what it has gathered is
         # lost when the connection breaks.
         for chunk in response.iter_raw():
             self._part.write(chunk)
             self._meter.advance(self._part.num_bytes)
             self._waiting.check()
+            now_s = self._waiting.clock()
+            is_window_over = now_s - window_start_s >= self._policy.slow_window_s
+            if is_window_over and not self._has_every_byte():
+                if self._part.num_bytes - num_before < self._policy.min_window_bytes:
+                    raise _TryAgain("only a trickle arrives")
+                window_start_s, num_before = now_s, self._part.num_bytes
         if self._part.note.size_bytes is not None and not self._has_every_byte():
             raise _TryAgain("the connection ended early")
         self._is_whole = True

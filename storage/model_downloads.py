@@ -229,7 +229,7 @@ class ModelDownloads:
         from storage.downloads import HttpDownload, RetryPolicy, Waiting  # httpx takes 0.12 s
 
         policy = self._tools.policy or RetryPolicy()
-        waiting = Waiting(self._tools.sleep, is_cancelled)
+        waiting = Waiting(self._tools.sleep, is_cancelled, self._tools.clock)
         with _make_client(policy.stall_timeout_s) as client:
             HttpDownload(client, self._remote(source), part, meter, waiting, policy).run()
 

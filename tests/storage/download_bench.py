@@ -59,11 +59,18 @@ class Bench:
         source: str | None = None,
         size_bytes: int | None = SIZE,
         sha256: str | None = SHA256,
+        on_look: Callable[[], None] = lambda: None,
     ) -> Path:
+        """`on_look` runs whenever the download looks whether it was cancelled."""
+
+        def is_cancelled() -> bool:
+            on_look()
+            return self.is_cancelled()
+
         address = source or "hf:owner/repo/tiny.gguf"
         wanted = WantedSource("tiny.gguf", (address,), size_bytes, sha256)
         return self.downloads.fetch(
-            [wanted], on_progress=self.reports.append, is_cancelled=self.is_cancelled
+            [wanted], on_progress=self.reports.append, is_cancelled=is_cancelled
         )
 
     def leave_part(self, num_bytes: int, target: str = "tiny.gguf", **changes: Any) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from storage.errors import (
-    ChecksumMismatch,
-    DownloadCancelled,
-)
+from storage.downloads import RetryPolicy
+from storage.errors import ChecksumMismatch, DownloadCancelled, DownloadFailed
 from storage.model_downloads import DownloadTools, HubAccess, ModelDownloads, WantedSource
 from storage.model_files import ModelFiles, read_record
 from tests.storage.download_bench import SIZE, Bench
@@ -178,10 +176,33 @@ def test_a_stall_is_reported_with_rate_zero_and_tried_again(bench: Bench) -> Non
 
 
 def test_progress_between_failures_starts_the_count_again(bench: Bench) -> None:
+    bench.policy = RetryPolicy(min_bytes_per_s=100)
     bench.server.plan = [cut_after(5_000)] * 12
     bench.fetch()
     assert bench.is_installed()
     assert bench.clock.slept == 12
+
+
+def test_a_trickle_ends(bench: Bench) -> None:
+    """A byte now and then was progress for ever."""
+    bench.server.plan = [stall_after(9)] * 7
+    with pytest.raises(DownloadFailed, match=r"only a trickle arrives \(6 tries\)"):
+        bench.fetch(on_look=lambda: bench.clock.sleep(30.0))
+    assert bench.part.stat().st_size == 9 * 6
+
+
+def test_a_few_bytes_per_connection_end(bench: Bench) -> None:
+    bench.server.plan = [cut_after(9)] * 7
+    with pytest.raises(DownloadFailed, match="6 tries"):
+        bench.fetch()
+    assert bench.part.stat().st_size == 9 * 6
+
+
+def test_a_slow_end_is_the_end(bench: Bench) -> None:
+    bench.leave_part(SIZE - 9)
+    bench.fetch(on_look=lambda: bench.clock.sleep(30.0))
+    assert bench.is_installed()
+    assert len(bench.server.requests) == 1
 
 
 def test_the_reported_bytes_never_fall(bench: Bench) -> None:
