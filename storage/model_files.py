@@ -146,13 +146,17 @@ class ModelFiles:
 
         Raises: DownloadBusy while the download goes on somewhere.
         """
-        parts = [part for part in self.parts() if name in (part.name, part.path.parent.name)]
+        parts = [part for part in self.parts() if name in (part.name, self._folder_name(part.path))]
         for part in parts:
             with download_lock(part.path.with_name(part.path.name.removesuffix(PART_SUFFIX))):
                 part.path.unlink(missing_ok=True)
                 part.path.with_name(part.path.name + ".json").unlink(missing_ok=True)
             self._drop_empty_folder(part.path.parent)
         return bool(parts)
+
+    def _folder_name(self, path: Path) -> str | None:
+        """The split model a file belongs to: they lie in folders of their name."""
+        return None if path.parent == self.models_dir else path.parent.name
 
     def _drop_empty_folder(self, folder: Path) -> None:
         if folder == self.models_dir or not folder.is_dir():

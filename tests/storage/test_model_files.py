@@ -91,6 +91,14 @@ def test_a_part_is_removed_with_its_note(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".a.gguf.lock"]
 
 
+def test_the_name_of_the_models_folder_removes_no_part(tmp_path: Path) -> None:
+    """`foretell models rm models` removed every unfinished download of a single file."""
+    write(tmp_path / "models" / "a.gguf.part")
+    files = ModelFiles(tmp_path / "models")
+    assert not files.remove_part("models")
+    assert [part.name for part in files.parts()] == ["a"]
+
+
 def test_a_part_that_is_growing_is_not_removed(tmp_path: Path) -> None:
     part = write(tmp_path / "a.gguf.part")
     with download_lock(tmp_path / "a.gguf"), pytest.raises(DownloadBusy):
