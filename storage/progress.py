@@ -50,8 +50,9 @@ class ProgressMeter:
     def advance(self, num_bytes: int, stage: Stage = "downloading") -> None:
         """Bytes of the present file that are on disk (or checked) now."""
         now = self._clock()
-        if self._samples and num_bytes < self._samples[-1][1]:
-            self._samples.clear()  # the file started over: an old rate would be negative
+        has_started_over = bool(self._samples) and num_bytes < self._samples[-1][1]
+        if has_started_over or (self._last is not None and self._last[1] != stage):
+            self._samples.clear()  # an old rate would be negative, or that of hashing
         self._samples.append((now, num_bytes))
         while now - self._samples[0][0] > _WINDOW_S:
             self._samples.popleft()
