@@ -1,13 +1,13 @@
 """Background work on shared prefixes, done while no turn runs: warm one, write new ones to disk.
 
-Never fails a turn or a load: what goes wrong is told once, and the prefix is forwarded when a chat
+Each step is short, because a turn that is submitted meanwhile waits for it. Never fails a turn or a load: what goes wrong is told once, and the prefix is forwarded when a chat
 needs it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from backends.base import BackendError, Executable
 from engine.cache.checkpoint import CheckpointFolder
@@ -40,6 +40,8 @@ class PrefixKeeper:
         self._growing: Holder | None = None
         """The first of `_wanted`, as far as it is forwarded."""
         self._stored: set[tuple[int, ...]] = set()
+        self._saving: Iterator[None] | None = None
+        """The file that is being written."""
 
     def has(self, prefix: tuple[int, ...]) -> bool:
         """Whether new chats start behind this prefix already; looks on disk too.
@@ -52,7 +54,7 @@ class PrefixKeeper:
             return False
         try:
             holder = self._folder.load(self._executable, prefix)
-        except CheckpointUnsound as error:
+        except (CheckpointUnsound, BackendError) as error:
             log.warning("checkpoint ignored", exc_info=error)
             self._notice(str(error))
             return False
@@ -72,9 +74,9 @@ class PrefixKeeper:
             self._wanted.append(prefix)
 
     def step(self) -> bool:
-        """One copy, one chunk or one file; False when nothing is left to do."""
+        """One copy, one chunk or one piece of a file; False when nothing is left to do."""
         if not self._wanted:
-            return self._store_one()
+            return self._store_some()
         try:
             is_done = self._grow(self._wanted[0])
         except (BackendError, MemoryError) as error:
@@ -104,20 +106,31 @@ class PrefixKeeper:
         self._store.add_checkpoint(holder)
         return True
 
-    def _store_one(self) -> bool:
-        if self._folder is None:
+    def close(self) -> None:
+        """Give up the file that is being written; nothing stays of it."""
+        self._saving = None
+
+    def _store_some(self) -> bool:
+        self._saving = self._saving or self._next_save()
+        if self._saving is None:
             return False
+        try:
+            next(self._saving)
+        except StopIteration:
+            self._saving = None
+        except (OSError, BackendError, MemoryError) as error:
+            log.warning("a prefix could not be stored", exc_info=error)
+            reason = str(error) or "memory is full"
+            self._notice(f"system prompts are not kept between starts: {reason}")
+            self._saving = self._folder = None
+        return True
+
+    def _next_save(self) -> Iterator[None] | None:
+        """Writes the first checkpoint that is not on disk; None when all are."""
+        if self._folder is None:
+            return None
         for holder in self._store.checkpoints:
             if tuple(holder.token_ids) not in self._stored:
                 self._stored.add(tuple(holder.token_ids))
-                self._save(self._folder, holder)
-                return True
-        return False
-
-    def _save(self, folder: CheckpointFolder, holder: Holder) -> None:
-        try:
-            folder.save(holder)
-        except OSError as error:
-            log.warning("a prefix could not be stored", exc_info=error)
-            self._notice(f"system prompts are not kept between starts: {error}")
-            self._folder = None
+                return self._folder.save(holder)
+        return None

@@ -134,6 +134,7 @@ class ModelSession:
     def close(self) -> None:
         """Cancel what runs and release the weights."""
         self.cancel_all()
+        self._keeper.close()
         self.model.close()
 
     def holder(self, chat_id: str) -> Holder | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from backends.base import BackendError
-from engine.cache.checkpoint import MAX_FILES, CheckpointFolder
+from backends.base import BackendError, OutOfDeviceMemory
+from engine.cache import checkpoint
+from engine.cache.checkpoint import CheckpointFolder
 from engine.cache.holder import Holder
 from engine.errors import CheckpointUnsound
 from engine.events import Notice, TurnStarted
@@ -39,6 +43,17 @@ def _rig(
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*"))
+
+
+def _save(folder: CheckpointFolder, holder: Holder) -> None:
+    for _ in folder.save(holder):
+        pass
+
+
+def _holder(*token_ids: int) -> Holder:
+    holder = Holder(FakeExecutable())
+    holder.forward(token_ids)
+    return holder
 
 
 def test_s49_the_system_prompt_is_warmed_while_nothing_is_asked() -> None:
@@ -96,11 +111,8 @@ def test_a_damaged_or_foreign_file_is_ignored_with_one_notice(tmp_path: Path, da
     (path,) = _files(tmp_path)
     data = bytearray(path.read_bytes())
     if damage == "renamed":
-        executable = FakeExecutable()
-        other = Holder(executable)
-        other.forward([1, 2, 3])
         folder = CheckpointFolder(tmp_path, "other", "other")
-        folder.save(other)
+        _save(folder, _holder(1, 2, 3))
         folder.path_for([1, 2, 3]).replace(path)
     else:
         flipped = bytearray(data)
@@ -122,14 +134,22 @@ def test_an_export_the_cache_refuses_is_unsound(tmp_path: Path) -> None:
         def import_state(self, state: object, length: int) -> None:
             raise BackendError("other layout")
 
-    executable = FakeExecutable()
-    holder = Holder(executable)
-    holder.forward([1, 2, 3])
     folder = CheckpointFolder(tmp_path, "hash", "fake")
-    folder.save(holder)
+    _save(folder, _holder(1, 2, 3))
     with pytest.raises(CheckpointUnsound, match="other layout"):
         folder.load(FakeExecutable(make_cache=Refusing), [1, 2, 3])
-    assert folder.load(executable, [1, 2, 3]) is None
+    assert folder.load(FakeExecutable(), [1, 2, 3]) is None
+
+
+def test_a_sound_file_outlives_a_device_without_room_for_it(tmp_path: Path) -> None:
+    class Full(LinearCache):
+        def import_state(self, state: object, length: int) -> None:
+            raise OutOfDeviceMemory("no room")
+
+    _rig(tmp_path).run()
+    rig = _rig(tmp_path, Full)
+    assert rig.ask(CHAT).token_ids == EngineRig().ask(CHAT).token_ids
+    assert len(_files(tmp_path)) == 1
 
 
 def test_a_folder_that_cannot_be_written_costs_one_notice(tmp_path: Path) -> None:
@@ -141,16 +161,68 @@ def test_a_folder_that_cannot_be_written_costs_one_notice(tmp_path: Path) -> Non
     assert rig.ask(CHAT).stats.reused_tokens == len(SYSTEM) + 4
 
 
-def test_no_half_file_is_left_and_the_oldest_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [MemoryError(), OutOfDeviceMemory("the device is full")])
+def test_a_prefix_that_cannot_be_exported_costs_one_notice(
+    tmp_path: Path, error: Exception
+) -> None:
+    class Full(LinearCache):
+        def export_state(self) -> Mapping[str, np.ndarray]:
+            raise error
+
+    rig = _rig(tmp_path, Full)
+    rig.run()
+    assert len(of_type(rig.events, Notice)) == 1
+    assert rig.ask(CHAT).stats.reused_tokens == len(SYSTEM) + 4
+    assert not _files(tmp_path)
+
+
+def test_the_folder_keeps_the_newest_files_that_fit_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = CheckpointFolder(tmp_path, "hash", "fake")
-    for n in range(MAX_FILES + 3):
-        holder = Holder(FakeExecutable())
-        holder.forward([n, n])
-        folder.save(holder)
-    files = _files(tmp_path)
-    assert len(files) == MAX_FILES
-    assert all(path.suffix == ".npz" for path in files)
-    assert folder.path_for([MAX_FILES + 2] * 2) in files
+    _save(folder, _holder(1, 1))
+    size = _files(tmp_path)[0].stat().st_size
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", 3 * size)
+    for n in range(2, 6):
+        os.utime(folder.path_for([n - 1] * 2), (n, n))
+        _save(folder, _holder(n, n))
+    kept = {folder.path_for([n, n]) for n in (3, 4, 5)}
+    assert set(_files(tmp_path)) == kept
+    _save(folder, _holder(*range(60)))
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", 100)
+    before = _files(tmp_path)
+    _save(folder, _holder(*range(60, 120)))
+    assert _files(tmp_path) == before
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "hash", "fake")
+    old, young = (tmp_path / f"x.checkpoint.npz.{n}.part" for n in (1, 2))
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    _save(folder, _holder(1, 2))
+    assert set(_files(tmp_path)) == {young, folder.path_for([1, 2])}
+
+
+def test_a_file_another_process_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path, "hash", "fake")
+    gone = tmp_path / "gone.checkpoint.npz"
+    listed = [gone, *tmp_path.glob("*")]
+    monkeypatch.setattr(Path, "glob", lambda *_: listed)
+    _save(folder, _holder(1, 2))
+    assert folder.path_for([1, 2]).is_file()
+
+
+def test_a_prefix_is_written_in_pieces_and_half_of_it_is_nothing(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "hash", "fake")
+    saving = folder.save(_holder(1, 2, 3))
+    next(saving)
+    assert [path.suffix for path in _files(tmp_path)] == [".part"]
+    del saving
+    assert not _files(tmp_path)
 
 
 def test_a_failing_warm_up_costs_nothing_but_itself() -> None:
