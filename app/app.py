@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
 
 from rich.text import Text
 from textual.app import App, SystemCommand
@@ -24,11 +23,11 @@ from app.conversations import Conversations
 from app.downloads import Download, DownloadChanged, Downloads
 from app.errors import describe, describe_info
 from app.screens.chat import ChatScreen
-from app.services import EngineHandle, Services
+from app.services import EngineHandle, FoundModel, Services
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
 from app.themes import THEMES
 from app.widgets.status_bar import Phase, Status
-from engine.commands import LoadModel, UpdateSpeculation
+from engine.commands import UpdateSpeculation
 from engine.events import (
     EngineEvent,
     EngineFailed,
@@ -133,12 +132,12 @@ class ForetellApp(App[None]):
 
     def _start_engine(self) -> None:
         handle = self.bridge.start()
-        path = self.services.models.find(self.settings.model)
-        self.call_from_worker(self._use_engine, handle, path)
+        found = self.services.models.find(self.settings.model)
+        self.call_from_worker(self._use_engine, handle, found)
 
-    def _use_engine(self, handle: EngineHandle, path: Path | None) -> None:
+    def _use_engine(self, handle: EngineHandle, found: FoundModel | None) -> None:
         self.bridge.attach(handle)
-        self.use_model(self.settings.model, path)
+        self.use_model(found)
 
     async def action_quit(self) -> None:
         """Leave; what running answers have so far is stored first."""
@@ -233,23 +232,14 @@ class ForetellApp(App[None]):
 
     # -- models --------------------------------------------------------------------
 
-    def use_model(self, name: str, path: Path | None) -> None:
+    def use_model(self, found: FoundModel | None) -> None:
         """Load a model for every chat; without a file say what to do."""
-        if path is None:
-            self.model = ModelState(name, "no model")
-            self.chat_screen.show_model()
-            return
-        self.conversations.model = ""
-        self.model = ModelState(name, "loading", fraction=0.0)
-        self.bridge.submit(
-            LoadModel(
-                path,
-                name,
-                self.settings.context_len,
-                self.settings.speculation,
-                system_prompt=self.settings.system_prompt,
-            )
-        )
+        if found is None:
+            self.model = ModelState(self.settings.model, "no model")
+        else:
+            self.conversations.model = ""
+            self.model = ModelState(found.name, "loading", fraction=0.0)
+            self.bridge.submit(found.load_command(self.settings))
         self.chat_screen.show_model()
 
     def _reload_model(self) -> None:
@@ -261,8 +251,8 @@ class ForetellApp(App[None]):
             self._run_thread(lambda: self._find_and_use(name))
 
     def _find_and_use(self, name: str) -> None:
-        path = self.services.models.find(name)
-        self.call_from_worker(self.use_model, name, path)
+        found = self.services.models.find(name)
+        self.call_from_worker(self.use_model, found)
 
     def download_default(self) -> None:
         """Get the model to begin with; it is loaded when it is whole."""
@@ -277,12 +267,13 @@ class ForetellApp(App[None]):
         self.downloads.take(download)
         if download.error:
             self.notify(download.error, title=download.name, severity="error", markup=False)
-        if download.path is not None and not download.is_drafter and self.model.phase == "no model":
-            self.use_model(download.name, download.path)
-            changed = replace(self.settings, model=download.name)
+        found = download.found
+        if found is not None and not download.is_drafter and self.model.phase == "no model":
+            self.use_model(found)
+            changed = replace(self.settings, model=found.name)
             self._tell_errors(lambda: self.change_settings(changed))
-        elif download.path is not None:
-            self.notify(f"{download.name} is ready: F3 to use it", markup=False)
+        elif found is not None:
+            self.notify(f"{found.name} is ready: F3 to use it", markup=False)
         self.chat_screen.show_model()
         self.download_moved.publish(download)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from textual.message import Message
 
 from app.errors import describe
-from app.services import DownloadProgress, ModelLibrary
+from app.services import DownloadProgress, FoundModel, ModelLibrary
 from engine.errors import EngineError
 from storage.errors import StorageError
 
@@ -21,7 +20,7 @@ class Download:
 
     name: str
     progress: DownloadProgress | None = None
-    path: Path | None = None
+    found: FoundModel | None = None
     """The installed file, once it is whole."""
     error: str = ""
     is_drafter: bool = False
@@ -31,7 +30,7 @@ class Download:
     @property
     def is_running(self) -> bool:
         """Whether bytes are still to come."""
-        return self.path is None and not self.error and not self.is_cancelled
+        return self.found is None and not self.error and not self.is_cancelled
 
 
 class DownloadChanged(Message):
@@ -87,11 +86,11 @@ class Downloads:
             self._post_message(DownloadChanged(state))
 
         try:
-            path = self._library.download(
+            found = self._library.download(
                 state.name, on_progress=report, is_cancelled=cancel.is_set
             )
         except (StorageError, EngineError, OSError) as error:
             state = replace(state, error=describe(error).line)
         else:
-            state = replace(state, path=path, is_cancelled=path is None)
+            state = replace(state, found=found, is_cancelled=found is None)
         self._post_message(DownloadChanged(state))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
+from app.services import CatalogModel, DownloadProgress, DrafterChoice, FoundModel, InstalledModel
 from app.settings import Environment, Settings
 from models.catalog import CatalogDrafter, load_catalog
 from models.catalog import CatalogModel as CatalogEntry
@@ -69,12 +69,13 @@ class Library:
         models = [_catalog_model(entry, here, self.folder) for entry in load_catalog().models]
         return sorted(models, key=lambda model: model.unsupported is not None)
 
-    def find(self, name: str) -> Path | None:
+    def find(self, name: str) -> FoundModel | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
         try:
-            return self.files.resolve(name).path
+            file = self.resolve(name)
         except ModelNotFound:
-            return self.find_whole(name)
+            return None
+        return FoundModel(file.name, file.path)
 
     def find_whole(self, name: str) -> Path | None:
         """The file of a catalog entry, or None while any part of it has to be fetched."""
@@ -83,10 +84,13 @@ class Library:
 
     def resolve(self, name: str) -> ModelFile:
         """The file, with what is known of it. Raises: ModelNotFound naming near ones."""
-        path = self.find(name)
-        if path is None:
-            raise self.not_found(name)
-        return self.files.resolve(str(path))
+        try:
+            return self.files.resolve(name)
+        except ModelNotFound:
+            path = self.find_whole(name)
+            if path is None:
+                raise self.not_found(name) from None
+            return self.files.resolve(str(path))
 
     def not_found(self, name: str) -> ModelNotFound:
         """The error for a name that leads to no file: what it could have been, what to do."""
@@ -104,7 +108,7 @@ class Library:
         *,
         on_progress: Callable[[DownloadProgress], None],
         is_cancelled: Callable[[], bool],
-    ) -> Path | None:
+    ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.
 
         Raises: StorageError, with the part kept.
@@ -123,9 +127,10 @@ class Library:
             )
 
         try:
-            return downloads.fetch(self.wanted(name), on_progress=report, is_cancelled=is_cancelled)
+            path = downloads.fetch(self.wanted(name), on_progress=report, is_cancelled=is_cancelled)
         except DownloadCancelled:
             return None
+        return self.find(str(path))
 
     def wanted(self, name: str) -> Sequence[WantedFile]:
         """The files a catalog name or an address means.

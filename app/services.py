@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from app.settings import Settings
-from engine.commands import Command
+from engine.commands import Command, LoadModel
 from engine.events import EngineEvent
 
 if TYPE_CHECKING:
@@ -28,6 +28,24 @@ class EngineHandle(Protocol):
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end after a Stop; False when it still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model file and what it is called, in the list of models and everywhere else."""
+
+    name: str
+    path: Path
+
+    def load_command(self, settings: Settings) -> LoadModel:
+        """The order that loads it the way the settings say."""
+        return LoadModel(
+            path=self.path,
+            name=self.name,
+            context_len=settings.context_len,
+            speculation=settings.speculation,
+            system_prompt=settings.system_prompt,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,7 @@ class ModelLibrary(Protocol):
     def catalog(self) -> Sequence[CatalogModel]:
         """Every model that can be downloaded, smallest first."""
 
-    def find(self, name: str) -> Path | None:
+    def find(self, name: str) -> FoundModel | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
 
     def download(
@@ -122,7 +140,7 @@ class ModelLibrary(Protocol):
         *,
         on_progress: Callable[[DownloadProgress], None],
         is_cancelled: Callable[[], bool],
-    ) -> Path | None:
+    ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.
 
         Raises: StorageError or OSError, with the part kept.

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.services import Services
+from app.services import FoundModel, Services
 from app.settings import Environment, Settings, SettingsFile, load_settings, read_environment
 from storage.paths import Paths
 
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
 
 FREE_MEMORY_SHARE = 0.25
 """Of the free memory, for chat caches: weights, other programs and the file cache need the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """A model file and what it is called."""
-
-    name: str
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +52,8 @@ class Wiring:
 
     def find_model(self, name: str) -> FoundModel:
         """The file a catalog name, file stem or path means. Raises: ModelNotFound."""
-        path = self.library.find(name)
-        if path is None:
-            raise self.library.not_found(name)
-        return FoundModel(name=path.stem if name.endswith(".gguf") else name, path=path)
+        file = self.library.resolve(name)
+        return FoundModel(file.name, file.path)
 
     def open_chats(self) -> ChatStore:
         """The chat store, owned by the calling thread. Raises: StorageError."""

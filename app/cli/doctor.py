@@ -44,7 +44,7 @@ def _backends(wiring: Wiring) -> dict[str, object]:
 def _places(wiring: Wiring) -> dict[str, object]:
     found = wiring.library.find(wiring.settings.model)
     wanted = f"{wiring.settings.model}: " + (
-        str(found) if found else f"missing (foretell models pull {wiring.settings.model})"
+        str(found.path) if found else f"missing (foretell models pull {wiring.settings.model})"
     )
     return {
         "model": wanted,

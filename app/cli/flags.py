@@ -63,12 +63,5 @@ def sampling_from(args: argparse.Namespace, settings: Settings) -> SamplingParam
 
 
 def load_command(settings: Settings, wiring: Wiring) -> LoadModel:
-    """The order that loads the configured model. Raises: CommandFailed when it is missing."""
-    found = wiring.find_model(settings.model)
-    return LoadModel(
-        path=found.path,
-        name=found.name,
-        context_len=settings.context_len,
-        speculation=settings.speculation,
-        system_prompt=settings.system_prompt,
-    )
+    """The order that loads the configured model. Raises: ModelNotFound."""
+    return wiring.find_model(settings.model).load_command(settings)

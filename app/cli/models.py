@@ -64,7 +64,7 @@ def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
         return
     meter = _ProgressLine()
     try:
-        path = wiring.library.download(
+        found = wiring.library.download(
             args.name, on_progress=meter.show, is_cancelled=lambda: False
         )
     except KeyboardInterrupt:
@@ -73,13 +73,14 @@ def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
             "stopped", hint="the part is kept; pull again to go on", exit_code=INTERRUPTED
         ) from None
     meter.end()
-    note(f"installed {path}")
+    assert found is not None, "nobody cancelled it"
+    note(f"installed {found.path}")
 
 
 def run_show(args: argparse.Namespace, wiring: Wiring) -> None:
     """Facts from the file's header when it is here, else from the catalog."""
-    path = wiring.library.find(args.name)
-    facts = _catalog_facts(args.name, wiring) if path is None else _file_facts(args.name, wiring)
+    is_here = wiring.library.find(args.name) is not None
+    facts = _file_facts(args.name, wiring) if is_here else _catalog_facts(args.name, wiring)
     if args.json:
         say_json(facts)
         return

@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 
 from app.downloads import Download
 from app.screens.dialogs import ConfirmDialog
-from app.services import CatalogModel, DrafterChoice, InstalledModel
+from app.services import CatalogModel, DrafterChoice, FoundModel, InstalledModel
 from app.settings import SettingsError
 from app.sizes import format_bytes, format_progress
 from storage.errors import StorageError
@@ -265,10 +265,9 @@ class ModelsScreen(Screen[None]):
         app = self.foretell
         speculation = replace(app.settings.speculation, drafter_path=drafter)
         app.settings = replace(app.settings, speculation=speculation)
-        name = model.name if model.can_delete else str(model.path)
-        app.use_model(model.name, model.path)
+        app.use_model(FoundModel(model.name, model.path))
         try:
-            app.change_settings(replace(app.settings, model=name))
+            app.change_settings(replace(app.settings, model=model.name))
         except SettingsError as error:
             app.show_error(error)
         self.dismiss(None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from app.app import ForetellApp
-from app.services import CatalogModel, DownloadProgress, InstalledModel, Services
+from app.services import CatalogModel, DownloadProgress, FoundModel, InstalledModel, Services
 from app.settings import DEFAULT_MODEL, Settings
 from app.widgets.message import MessageView
 from app.widgets.status_bar import StatusBar
@@ -38,8 +38,9 @@ class FakeLibrary:
     def catalog(self) -> Sequence[CatalogModel]:
         return list(self.entries)
 
-    def find(self, name: str) -> Path | None:
-        return next((m.path for m in self.models if name in (m.name, str(m.path))), None)
+    def find(self, name: str) -> FoundModel | None:
+        found = (FoundModel(m.name, m.path) for m in self.models if name in (m.name, str(m.path)))
+        return next(found, None)
 
     def download(
         self,
@@ -47,10 +48,11 @@ class FakeLibrary:
         *,
         on_progress: Callable[[DownloadProgress], None],
         is_cancelled: Callable[[], bool],
-    ) -> Path | None:
+    ) -> FoundModel | None:
         if self.script is None:
             raise StorageError(f"no script for {name}", hint="give the test one")
-        return self.script(name, on_progress, is_cancelled)
+        path = self.script(name, on_progress, is_cancelled)
+        return None if path is None else self.find(str(path))
 
     def delete(self, path: Path) -> None:
         self.deleted.append(path)

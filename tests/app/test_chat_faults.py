@@ -258,9 +258,7 @@ class LateNews(Static):
         app.post_message(EngineEventArrived(ModelLoading("other", "weights", 0.5)))
         app.post_message(EngineEventArrived(ModelFailed("other", ErrorInfo("failure", "gone"))))
         app.post_message(DownloadChanged(Download(DEFAULT_MODEL, error="cut off")))
-        worker = asyncio.create_task(
-            asyncio.to_thread(app.call_from_worker, app.use_model, "none", None)
-        )
+        worker = asyncio.create_task(asyncio.to_thread(app.call_from_worker, app.use_model, None))
         for _ in range(10):  # the app's own queue is served meanwhile, on a half removed screen
             await asyncio.sleep(0)
         await worker

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.library import Library
+from app.services import FoundModel
 from app.settings import Settings, read_environment
 from models.catalog import load_catalog
 from models.errors import UnsupportedArchitecture
@@ -41,7 +42,7 @@ def test_a_catalog_model_in_another_programs_store_counts_as_installed(
     link = put_into_hub_cache(tmp_path, str(entry.files[0].sha256), "other-name.gguf")
     listed = {model.name: model.is_installed for model in library.catalog()}
     assert listed[entry.name]
-    assert library.find(entry.name) == link
+    assert library.find(entry.name) == FoundModel("other-name", link)
 
 
 def test_a_drafter_is_found_beside_its_model(library: Library) -> None:
@@ -105,3 +106,14 @@ def test_what_cannot_be_run_is_listed_last_and_never_fetched(
     assert None not in reasons[num_run:]
     with pytest.raises(UnsupportedArchitecture, match="architecture gemma3 is not supported"):
         library.wanted("gemma3-270m")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+def test_a_model_used_in_place_has_one_name_however_it_is_asked_for(
+    library: Library, tmp_path: Path
+) -> None:
+    """Remembered by its path it was called so: in the status line, in chats, and not marked."""
+    link = put_into_hub_cache(tmp_path, "0" * 64, "Theirs-Q4_0.gguf")
+    (listed,) = library.installed()
+    found = [library.find(asked) for asked in (str(link), "Theirs-Q4_0", "theirs-q4_0.gguf")]
+    assert found == [FoundModel(listed.name, link)] * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.screens.models import ModelsScreen
 from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
-from app.settings import DEFAULT_MODEL
+from app.settings import DEFAULT_MODEL, Settings
 from engine.commands import LoadModel, SubmitTurn
 from storage.errors import StorageError
 from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
@@ -302,3 +302,27 @@ async def test_what_cannot_be_run_says_why_and_is_not_fetched(tmp_path: Path) ->
         await stage.settle()
         assert "m9: architecture [m is unknown" in stage.notices
         assert stage.app.downloads.states == {}
+
+
+async def test_a_model_used_in_place_keeps_its_name_after_a_restart(tmp_path: Path) -> None:
+    theirs = InstalledModel("theirs", Path("/o/t.gguf"), 1_000_000_000, "", "Ollama", False)
+    library = FakeLibrary(models=[SMOL, theirs])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "enter")
+        await stage.settle()
+        settings = stage.saved[-1]
+    async with open_stage(tmp_path, library=library, settings=settings) as stage:
+        assert [load.name for load in stage.engine.sent(LoadModel)] == ["theirs"]
+        await open_models(stage)
+        assert "● theirs" in stage.words
+
+
+async def test_a_model_given_by_its_path_is_called_by_its_name(tmp_path: Path) -> None:
+    settings = Settings(model=str(QWEN.path))
+    async with open_stage(tmp_path, library=FakeLibrary(models=[QWEN]), settings=settings) as stage:
+        assert [load.name for load in stage.engine.sent(LoadModel)] == ["qwen3-8b"]
+        await open_models(stage)
+        await stage.pilot.press("d")
+        await stage.settle()
+        assert "This model is loaded" in stage.notices
