@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import EARLY_ENDS, describe_info
 from app.settings import Settings
-from app.widgets.chat_list import ChatEntry, Mark
-from app.widgets.message import ShownMessage
+from app.shown import ChatEntry, Mark, ShownMessage
 from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
 from engine.events import (
     EngineEvent,

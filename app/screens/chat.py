@@ -19,9 +19,10 @@ from app.conversations import Conversations, Turn
 from app.screens.dialogs import ConfirmDialog, EditDialog, TextDialog
 from app.screens.hints import IDLE_HINTS, RUNNING_HINTS, fit_hints, warn_too_long, with_turn
 from app.screens.welcome import describe_empty_chat
+from app.shown import ShownMessage
 from app.widgets.chat_list import ChatList
 from app.widgets.markdown import CopyCode
-from app.widgets.message import MessageView, ShownMessage, find_code_blocks
+from app.widgets.message import MessageView, find_code_blocks
 from app.widgets.prompt import PromptInput
 from app.widgets.status_bar import StatusBar
 from app.widgets.transcript import Transcript

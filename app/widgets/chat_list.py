@@ -13,22 +13,13 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-Mark = Literal["", "answering", "unread"]
+from app.shown import ChatEntry, Mark
+
 _MARKS: dict[Mark, tuple[str, str]] = {
     "": ("  ", ""),
     "answering": ("▸ ", "$text-accent"),
     "unread": ("● ", "$text-success"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ChatEntry:
-    """One line of the list."""
-
-    chat_id: str
-    title: str
-    mark: Mark = ""
-    is_open: bool = False
 
 
 class ChatList(OptionList):

@@ -16,11 +16,10 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
+from app.shown import ShownMessage
 from app.thinking import SplitAnswer, split_thinking
 from app.widgets.answer import AnswerView
 from engine.events import TurnStats
-
-MessageState = Literal["waiting", "streaming", "complete", "stopped", "interrupted", "failed"]
 
 PLAIN_TEXT_CHARS = 60_000
 """Longer answers are opened as plain text: Markdown makes a widget of every block, and a message
@@ -29,23 +28,6 @@ REST_PER_DRAW = 3.0
 """Times a drawing's duration until the next one: the screen takes a quarter of one core at most."""
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
-
-
-@dataclass(frozen=True, slots=True)
-class ShownMessage:
-    """What the transcript shows of a message."""
-
-    message_id: int
-    role: Literal["user", "assistant"]
-    text: str
-    state: MessageState = "complete"
-    note: str = ""
-    """Why it ended, when that is worth a word: context full, an error."""
-    model: str = ""
-    stats: TurnStats | None = None
-    version: int = 1
-    """Which of `num_versions` answers (or edits) this is, from 1."""
-    num_versions: int = 1
 
 
 def find_code_blocks(text: str) -> list[str]:

@@ -11,7 +11,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 
-from app.widgets.message import MessageView, ShownMessage
+from app.shown import ShownMessage
+from app.widgets.message import MessageView
 from engine.events import TurnStats
 
 PAGE_MESSAGES = 20

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from app.shown import ShownMessage
 from app.thinking import split_thinking
-from app.widgets.message import MessageView, ShownMessage, find_code_blocks
+from app.widgets.message import MessageView, find_code_blocks
 from app.widgets.transcript import PAGE_MESSAGES
 from engine.events import TurnStats
 from tests.app.app_fixtures import Stage, open_stage
