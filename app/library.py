@@ -49,7 +49,7 @@ class Library:
         return ModelFiles(
             self.folder,
             hf_cache=self.environment.hf_cache,
-            ollama_dir=self.environment.ollama_models,
+            ollama_dirs=self.environment.ollama_models,
             extra_dirs=(
                 *(Path(folder).expanduser() for folder in self.settings.model_folders),
                 self.environment.lm_studio_models,

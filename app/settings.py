@@ -31,6 +31,9 @@ MAX_THREADS = 1024
 MAX_BUDGET_MB = 1 << 24
 """16 TiB."""
 
+OLLAMA_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
+"""Source: Ollama's Linux installer, which runs it as a service with this home."""
+
 _REMOVED_KEYS: Mapping[str, str] = {}
 """Keys of older versions -> the key that replaced them."""
 
@@ -109,7 +112,7 @@ class Environment:
     hf_endpoint: str
     hf_token: str | None = field(repr=False)
     hf_cache: Path
-    ollama_models: Path
+    ollama_models: tuple[Path, ...]
     lm_studio_models: Path
     peer_python: str | None = None
     """FORETELL_PEER_PYTHON: the Python that has llama-cpp-python, for `bench peers`."""
@@ -126,7 +129,11 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
         hf_endpoint=env.get("HF_ENDPOINT") or "https://huggingface.co",
         hf_token=env.get("HF_TOKEN", "").strip() or _read_token(env, hf_home),
         hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
-        ollama_models=Path(env.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+        ollama_models=(
+            (Path(env["OLLAMA_MODELS"]),)
+            if env.get("OLLAMA_MODELS")
+            else (user / ".ollama" / "models", OLLAMA_SERVICE_MODELS)
+        ),
         lm_studio_models=user / ".lmstudio" / "models",
         peer_python=env.get("FORETELL_PEER_PYTHON") or None,
     )

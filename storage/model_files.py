@@ -83,8 +83,8 @@ class ModelFiles:
     """The program's own folder."""
     hf_cache: Path | None = None
     """The hub cache of huggingface_hub (`.../hub`)."""
-    ollama_dir: Path | None = None
-    """An Ollama store (`.ollama/models`)."""
+    ollama_dirs: tuple[Path, ...] = ()
+    """Ollama stores (`.ollama/models`)."""
     extra_dirs: tuple[Path, ...] = ()
     """Further folders of GGUF files, searched with their subfolders."""
 
@@ -95,8 +95,8 @@ class ModelFiles:
             found += scan_folder(folder, "folder")
         if self.hf_cache is not None:
             found += scan_hf_cache(self.hf_cache)
-        if self.ollama_dir is not None:
-            found += scan_ollama(self.ollama_dir)
+        for folder in self.ollama_dirs:
+            found += scan_ollama(folder)
         return _with_unique_names(found)
 
     def parts(self) -> list[PartFile]:
@@ -203,7 +203,8 @@ def scan_ollama(store: Path) -> Iterator[ModelFile]:
         digest = _ollama_digest(manifest)
         blob = store / "blobs" / f"sha256-{digest}"
         parts = manifest.relative_to(manifests).parts
-        if digest is None or len(parts) != 4 or not blob.is_file():
+        # The store may belong to a system account that lets nobody read.
+        if digest is None or len(parts) != 4 or not os.access(blob, os.R_OK):
             continue
         host, namespace, model, tag = parts
         prefix = "" if (host, namespace) == _OLLAMA_DEFAULT else f"{namespace}/"
@@ -265,7 +266,7 @@ def _walk(folder: Path, suffix: str) -> list[Path]:
 
 def _files(folder: Path) -> list[Path]:
     found = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
-    return sorted(path for path in found if path.is_file())
+    return sorted(path for path in found if os.path.isfile(path))  # is_file raises in closed ones
 
 
 def _folders(folder: Path, pattern: str) -> list[Path]:

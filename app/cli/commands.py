@@ -80,7 +80,7 @@ def run_config(args: argparse.Namespace, wiring: Wiring) -> None:
         ("cache", paths.cache_dir),
         ("log", paths.log_file),
         ("hugging face cache", wiring.environment.hf_cache),
-        ("ollama models", wiring.environment.ollama_models),
+        *(("ollama models", folder) for folder in wiring.environment.ollama_models),
     ):
         say(f"{name:20} {path}")
     say(f"{'decided by':20} {reason}")

@@ -46,6 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for everything; log handlers of a test end with it."""
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(logging, "raiseExceptions", True)  # put back: `start_log` clears it

@@ -18,7 +18,8 @@ from storage.paths import Paths
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    env = {"HOME": str(tmp_path), "FORETELL_HOME": str(tmp_path / "own")}
+    own = {"FORETELL_HOME": str(tmp_path / "own"), "OLLAMA_MODELS": str(tmp_path / "ollama")}
+    env = {"HOME": str(tmp_path), **own}
     return Library(Paths(tmp_path / "own"), Settings(), read_environment(env))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import (
+    OLLAMA_SERVICE_MODELS,
     Settings,
     SettingsError,
     SettingsFile,
@@ -114,6 +115,14 @@ def test_hub_folders_follow_the_hubs_own_variables(tmp_path: Path) -> None:
     assert read_environment({"HOME": home}).hf_cache == tmp_path / ".cache/huggingface/hub"
     assert read_environment({"HOME": home, "HF_HOME": "/x"}).hf_cache == Path("/x/hub")
     assert read_environment({"HOME": home, "HF_HUB_CACHE": "/y"}).hf_cache == Path("/y")
+
+
+def test_ollamas_service_is_looked_for_beside_the_persons_own_store(tmp_path: Path) -> None:
+    """Its models were not found: on Linux the installer makes a system account for them."""
+    own = tmp_path / ".ollama/models"
+    assert read_environment({"HOME": str(tmp_path)}).ollama_models == (own, OLLAMA_SERVICE_MODELS)
+    env = {"HOME": str(tmp_path), "OLLAMA_MODELS": "/z"}
+    assert read_environment(env).ollama_models == (Path("/z"),)
 
 
 def test_an_optional_number_can_be_cleared() -> None:

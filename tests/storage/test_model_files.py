@@ -57,7 +57,7 @@ def test_own_files_are_found_by_name_file_name_and_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
-    files = ModelFiles(tmp_path / "a", tmp_path / "b", tmp_path / "c", (tmp_path / "d",))
+    files = ModelFiles(tmp_path / "a", tmp_path / "b", (tmp_path / "c",), (tmp_path / "d",))
     assert files.installed() == []
     assert files.parts() == []
 
@@ -145,13 +145,26 @@ def test_ollama_models_are_used_in_place(tmp_path: Path) -> None:
     add_ollama_model(tmp_path, "hf.co/owner/repo/Q4_K_M", "12" * 32)
     add_ollama_model(tmp_path, "registry.ollama.ai/library/gone/latest", "34" * 32, with_blob=False)
     write(tmp_path / "manifests" / "registry.ollama.ai" / "library" / "bad" / "x", b"not json")
-    files = ModelFiles(tmp_path / "own", ollama_dir=tmp_path)
+    files = ModelFiles(tmp_path / "own", ollama_dirs=(tmp_path,))
     assert [model.name for model in files.installed()] == [
         "ollama:owner/repo:Q4_K_M",
         "ollama:smollm2:135m",
     ]
     model = files.resolve("ollama:smollm2:135m")
     assert (model.path, model.sha256, model.can_remove) == (blob, HASH, False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_a_store_nobody_may_read_is_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ollama's Linux service keeps models below a home that may be closed to others."""
+    closed, open_ = tmp_path / "closed", tmp_path / "open"
+    blob = add_ollama_model(closed, "registry.ollama.ai/library/smollm2/135m")
+    add_ollama_model(open_, "registry.ollama.ai/library/qwen3/4b", "12" * 32)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != blob)  # root may read all
+    files = ModelFiles(tmp_path / "own", ollama_dirs=(closed, open_))
+    assert [model.name for model in files.installed()] == ["ollama:qwen3:4b"]
 
 
 def test_a_path_that_is_listed_nowhere_is_a_model_of_its_own(tmp_path: Path) -> None:
