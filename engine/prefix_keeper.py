@@ -37,41 +37,37 @@ class PrefixKeeper:
         self._chunk_len = chunk_len
         self._notice = notice
         self._wanted: list[tuple[int, ...]] = []
-        self._growing: Holder | None = None
-        """The first of `_wanted`, as far as it is forwarded."""
+        """The first is `store.growing`, as far as it is forwarded."""
         self._stored: set[tuple[int, ...]] = set()
         self._saving: Iterator[None] | None = None
         """The file that is being written."""
 
-    def has(self, prefix: tuple[int, ...]) -> bool:
-        """Whether new chats start behind this prefix already; looks on disk too.
+    def want(self, prefix: tuple[int, ...]) -> None:
+        """Have this prefix ready for the next new chat; too short ones are not worth it."""
+        if len(prefix) >= MIN_SHARED_LEN and prefix not in self._wanted:
+            self._wanted.append(prefix)
 
-        State: a prefix found on disk becomes a checkpoint.
-        """
-        if self._store.has_checkpoint(prefix):
-            return True
-        if self._folder is None or prefix in self._stored:
-            return False
+    def restore(self, prefix: tuple[int, ...]) -> None:
+        """Make a prefix that is on disk a checkpoint, where the budget has room for it."""
+        is_known = len(prefix) < MIN_SHARED_LEN or self._store.has_checkpoint(prefix)
+        if self._folder is None or is_known or not self._fits(prefix):
+            return
         try:
             holder = self._folder.load(self._executable, prefix)
-        except (CheckpointUnsound, BackendError) as error:
+        except CheckpointUnsound as error:
             log.warning("checkpoint ignored", exc_info=error)
             self._notice(str(error))
-            return False
-        if holder is None:
-            return False
-        self._stored.add(prefix)
-        self._store.add_checkpoint(holder)
-        return True
+            self._stored.discard(prefix)
+            return
+        except BackendError as error:
+            log.warning("no memory for a stored prefix", exc_info=error)
+            return
+        if holder is not None:
+            self._stored.add(prefix)
+            self._store.add_checkpoint(holder)
 
-    def want(self, prefix: tuple[int, ...]) -> None:
-        """Have this prefix ready for the next new chat; too short ones are not worth it.
-
-        State: one that is on disk is a checkpoint at once.
-        """
-        is_short = len(prefix) < MIN_SHARED_LEN
-        if not is_short and prefix not in self._wanted and not self.has(prefix):
-            self._wanted.append(prefix)
+    def _fits(self, prefix: tuple[int, ...]) -> bool:
+        return self._store.has_room(len(prefix) * self._executable.cache_bytes_per_token)
 
     def step(self) -> bool:
         """One copy, one chunk or one piece of a file; False when nothing is left to do."""
@@ -83,28 +79,41 @@ class PrefixKeeper:
             log.warning("a prefix could not be warmed", exc_info=error)
             is_done = True
         if is_done:
-            self._growing = None
+            self._store.growing = None
             del self._wanted[0]
         return True
 
     def _grow(self, prefix: tuple[int, ...]) -> bool:
-        """Copy a prefix out of a chat that begins with it, else forward one chunk; if it is whole.
+        """Copy a prefix from disk or a chat, else forward one chunk; whether that was the last.
 
-        A turn never makes a checkpoint itself: cutting its prompt there would cost its first token
+        One the budget has no room for is given up: it would be evicted and made again for ever. A
+        turn never makes a checkpoint itself: cutting its prompt there would cost its first token
         one more pass over the weights.
         """
-        if self._store.has_checkpoint(prefix):
-            return True
-        holder = self._store.copy_prefix(prefix)
-        if holder is None:
-            holder = self._growing = self._growing or Holder(self._executable)
-            start = holder.length
-            end = min(start - start % self._chunk_len + self._chunk_len, len(prefix))
-            holder.forward(prefix[start:end], want_logits="none")
-        if holder.length < len(prefix):
-            return False
+        if self._store.growing is None:
+            self.restore(prefix)
+            if self._store.has_checkpoint(prefix) or not self._fits(prefix):
+                return True
+        holder = self._store.copy_prefix(prefix) or self._grown(prefix)
+        if holder is None or holder.length < len(prefix):
+            return holder is None
+        self._store.growing = None
         self._store.add_checkpoint(holder)
         return True
+
+    def _grown(self, prefix: tuple[int, ...]) -> Holder | None:
+        """The prefix with one more chunk forwarded; None where its cache is over the budget."""
+        holder = self._store.growing
+        if holder is None:
+            holder = Holder(self._executable)
+            holder.ensure_capacity(len(prefix))
+            if not self._store.has_room(holder.num_bytes):
+                return None
+            self._store.growing = holder
+        start = holder.length
+        end = min(start - start % self._chunk_len + self._chunk_len, len(prefix))
+        holder.forward(prefix[start:end], want_logits="none")
+        return holder
 
     def close(self) -> None:
         """Give up the file that is being written; nothing stays of it."""

@@ -152,7 +152,11 @@ class ModelSession:
 
     def _start(self, request: Request) -> None:
         system = system_messages(request.prompt.kept_messages)
-        self._keeper.want(self._system_prefix(system, request.turn.think))
+        prefix = self._system_prefix(system, request.turn.think)
+        own = self.store.get(request.turn.chat_id)
+        if own is None or own.common_len(prefix) < len(prefix):
+            self._keeper.restore(prefix)
+        self._keeper.want(prefix)
         holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
         # Behind `acquire`: room made before it would evict a long chat's own cache.
         self.store.make_room(max(0, self._bytes_needed(request) - holder.num_bytes))

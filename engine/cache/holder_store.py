@@ -56,12 +56,15 @@ class HolderStore:
         self._share_unit = share_unit
         self._chats: dict[str, _ChatEntry] = {}
         self._checkpoints: list[Holder] = []
+        self.growing: Holder | None = None
+        """A checkpoint in the making; the first to go when the room is needed."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of everything kept here."""
         chats = sum(entry.num_bytes for entry in self._chats.values())
-        return chats + sum(holder.num_bytes for holder in self._checkpoints)
+        shared = [*self._checkpoints, *([self.growing] if self.growing else [])]
+        return chats + sum(holder.num_bytes for holder in shared)
 
     @property
     def checkpoints(self) -> tuple[Holder, ...]:
@@ -138,18 +141,25 @@ class HolderStore:
         return any(holder.token_ids == list(token_ids) for holder in self._checkpoints)
 
     def copy_prefix(self, token_ids: Sequence[int]) -> Holder | None:
-        """A copy of exactly this prefix out of a holder that is not much longer, or None."""
+        """A copy of exactly this prefix out of a holder that is not much longer, or None.
+
+        State: unchanged; nothing is evicted for it.
+        """
         num = len(token_ids)
         for source in self._sources():
-            if source.length > num * COPIED_PER_SAVED:
+            if source.length > num * COPIED_PER_SAVED or not self.has_room(source.num_bytes):
                 continue
             if source.reusable_len(token_ids) == num and (copy := self._copy(source, num)):
                 return copy
         return None
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether this much fits the budget beside everything that is kept."""
+        return self.num_bytes + num_bytes <= self._budget_bytes
+
     def make_room(self, num_bytes: int) -> None:
         """Evict least recently used idle chats, then checkpoints, until this much fits."""
-        while self.num_bytes + num_bytes > self._budget_bytes and self.evict_one():
+        while not self.has_room(num_bytes) and self.evict_one():
             pass
 
     def evict_idle(self) -> bool:
@@ -164,6 +174,9 @@ class HolderStore:
 
         A resume point goes before its chat, chats before shared prefixes.
         """
+        if self.growing:
+            self.growing = None
+            return True
         for chat_id, entry in self._chats.items():
             if entry.is_running:
                 continue

@@ -89,6 +89,44 @@ def test_s49_a_warmed_prompt_is_restored_from_disk(
     assert end.token_ids == EngineRig(FakeExecutable(make_cache=cache)).ask(CHAT).token_ids
 
 
+def test_s49_a_checkpoint_that_was_evicted_comes_back_from_disk(tmp_path: Path) -> None:
+    rig = _rig(tmp_path)
+    rig.run()
+    store = rig.engine._session.store  # type: ignore[union-attr]
+    while store.evict_one():
+        pass
+    before = rig.executable.num_rows
+    end = rig.ask(CHAT)
+    assert end.stats.reused_tokens == len(SYSTEM) + 4
+    assert rig.executable.num_rows - before < len(SYSTEM)
+
+
+def test_s49_a_prefix_the_budget_has_no_room_for_is_not_made_again_and_again() -> None:
+    prefix_len = len(SYSTEM) + 4
+    options = EngineOptions(holder_budget_bytes=8 * (2 * prefix_len - 20))
+    rig = EngineRig(options=options, context_len=2 * prefix_len - 20)
+    for turn in range(3):
+        request_id = rig.submit(CHAT, max_tokens=60)
+        while rig.engine.step():
+            pass
+        assert rig.finished(request_id).stats.reused_tokens > 0 or turn == 0
+        before = rig.executable.num_forwards
+        rig.run()
+        assert rig.executable.num_forwards == before
+        assert rig.engine.holder("chat") is not None
+
+
+def test_s49_a_checkpoint_in_the_making_counts_and_makes_room_first() -> None:
+    rig = _rig(None)
+    rig.run(1)
+    store = rig.engine._session.store  # type: ignore[union-attr]
+    assert store.num_bytes == 8 * 64
+    assert store.evict_one()
+    assert store.num_bytes == 0
+    rig.run()
+    assert [len(held.token_ids) for held in store.checkpoints] == [len(SYSTEM) + 4]
+
+
 def test_a_prompt_nobody_named_is_kept_after_its_first_turn(tmp_path: Path) -> None:
     options = EngineOptions(checkpoint_dir=tmp_path)
     EngineRig(options=options).ask(CHAT)
