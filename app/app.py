@@ -254,10 +254,23 @@ class ForetellApp(App[None]):
         found = self.services.models.find(name)
         self.call_from_worker(self.use_model, found)
 
-    def download_default(self) -> None:
-        """Get the model to begin with; it is loaded when it is whole."""
-        if self.downloads.start(DEFAULT_MODEL):
+    def get_first_model(self, *, is_announced: bool) -> None:
+        """Download the model to begin with, or say that there is none: the network only if asked.
+
+        is_announced: whether the screen says that this key downloads.
+        """
+        wanted, known = self.settings.model, self.downloads.states.get(DEFAULT_MODEL)
+        if known is not None and known.is_running:
+            return
+        if wanted == DEFAULT_MODEL and (is_announced or known is not None):
+            self.downloads.start(DEFAULT_MODEL)
             self.chat_screen.show_model()
+        else:
+            self.notify(
+                f"The model {wanted} was not found: F3 shows every model",
+                severity="warning",
+                markup=False,
+            )
 
     def on_download_changed(self, message: DownloadChanged) -> None:
         """Show progress where it is looked at; use a first model at once."""
@@ -268,7 +281,8 @@ class ForetellApp(App[None]):
         if download.error:
             self.notify(download.error, title=download.name, severity="error", markup=False)
         found = download.found
-        if found is not None and not download.is_drafter and self.model.phase == "no model":
+        is_first = self.model.phase == "no model" and self.settings.model == DEFAULT_MODEL
+        if found is not None and is_first and not download.is_drafter:
             self.use_model(found)
             changed = replace(self.settings, model=found.name)
             self._tell_errors(lambda: self.change_settings(changed))

@@ -226,6 +226,7 @@ class ChatScreen(Screen[None]):
         if self.conversations.turn_of(self.chat_id):
             self.notify("The answer is still running: Esc stops it", markup=False)
             return
+        was_empty = not self.transcript.views
         try:
             await self._ask(event.text)
         except StorageError as error:
@@ -233,7 +234,7 @@ class ChatScreen(Screen[None]):
             return
         self.prompt.clear()
         if self.foretell.model.phase == "no model":
-            self.foretell.download_default()
+            self.foretell.get_first_model(is_announced=was_empty)
 
     async def _ask(self, text: str) -> None:
         if self.chat_id is None:
@@ -275,7 +276,7 @@ class ChatScreen(Screen[None]):
     def _download_default(self, event: PromptInput.EmptySent) -> None:
         event.stop()
         if self.foretell.model.phase == "no model":
-            self.foretell.download_default()
+            self.foretell.get_first_model(is_announced=not self.transcript.views)
 
     @on(PromptInput.RecallRequested)
     def _recall(self, event: PromptInput.RecallRequested) -> None:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from app.settings import DEFAULT_MODEL
 from app.sizes import format_bytes, format_progress
+from models.catalog import CatalogModel, load_catalog
 
 if TYPE_CHECKING:
     from app.app import ForetellApp
-
-DEFAULT_MODEL_BYTES = 98_362_432
-"""SmolLM2-135M-Instruct Q4_1; stated before the first byte is fetched."""
 
 
 def describe_empty_chat(app: ForetellApp) -> str:
@@ -49,17 +47,17 @@ def _describe_first_run(app: ForetellApp) -> str:
     download = app.downloads.states.get(DEFAULT_MODEL)
     if download is not None and download.is_running:
         return f"Downloading {download.name}: {format_progress(download.progress)}"
-    lines = []
     if app.settings.model != DEFAULT_MODEL:
-        lines.append(f"The model {app.settings.model} was not found.")
-    else:
-        lines.append("There is no model on this machine yet.")
+        return f"The model {app.settings.model} was not found.\n\nF3 shows every model."
+    entry = load_catalog().find(DEFAULT_MODEL)
+    assert isinstance(entry, CatalogModel), "the catalog has the model to begin with"
+    lines = ["There is no model on this machine yet."]
     if download is not None and download.error:
         lines.append(f"The download failed: {download.error}")
     lines += [
         "",
-        "Enter downloads SmolLM2-135M-Instruct",
-        f"      {format_bytes(DEFAULT_MODEL_BYTES)}, licence Apache-2.0, to",
+        f"Enter downloads {entry.title}",
+        f"      {format_bytes(entry.size_bytes)}, licence {entry.licence}, to",
         f"      {app.services.models.folder}",
         "",
         "F3    shows every model, and what fits here",

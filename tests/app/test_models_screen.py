@@ -326,3 +326,39 @@ async def test_a_model_given_by_its_path_is_called_by_its_name(tmp_path: Path) -
         await stage.pilot.press("d")
         await stage.settle()
         assert "This model is loaded" in stage.notices
+
+
+async def test_a_configured_model_that_is_missing_is_said_and_kept(tmp_path: Path) -> None:
+    """A disk that was not mounted: the default was downloaded and the setting overwritten."""
+    library = FakeLibrary()
+    script = Script(library, SMOL)
+    async with open_stage(
+        tmp_path, library=library, settings=Settings(model="/mnt/usb/[q].gguf")
+    ) as stage:
+        assert "The model /mnt/usb/[q].gguf was not found." in stage.text
+        assert "Enter downloads" not in stage.text
+        await stage.ask("hi")
+        assert script.steps == []
+        assert "The model /mnt/usb/[q].gguf was not found: F3" in stage.notices
+        script.go_on()
+        stage.app.downloads.start(DEFAULT_MODEL)  # as F3 does
+        await stage.settle()
+        await stage.settle()
+        assert "smollm2-135m is ready: F3 to use it" in stage.notices
+        assert stage.engine.sent(LoadModel) == []
+        assert stage.saved == []
+
+
+async def test_in_a_chat_with_messages_nothing_is_downloaded_unasked(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.answer("two")
+        await stage.settle()
+        chat_id = stage.chat_id
+    library = FakeLibrary()
+    async with open_stage(tmp_path, library=library, chat_id=chat_id) as stage:
+        await stage.ask("three")
+        await stage.pilot.press("enter")
+        await stage.settle()
+        assert stage.app.downloads.states == {}
+        assert "smollm2-135m was not found: F3" in stage.notices
