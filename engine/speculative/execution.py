@@ -230,12 +230,13 @@ class SpeculativeExecution:
         State:  the cache grows by as many tokens as are emitted; by none when it raises.
         Raises: BackendError, EngineError from the target or from `draw`, never from the drafter.
         """
-        start = self._clock()
+        began = self._clock()
         step = self._draft(last_token_id, max_tokens)
+        drafted = self._clock()
         self._verify(step, draw)
         self._rollback(step)
         self._commit(step)
-        self._account(step, (self._clock() - start) * 1e3)
+        self._account(step, (drafted - began) * 1e3, (self._clock() - drafted) * 1e3)
         return self._result(step)
 
     # -- draft
@@ -407,29 +408,33 @@ class SpeculativeExecution:
 
     # -- accounting
 
-    def _account(self, step: _Step, ms: float) -> None:
+    def _account(self, step: _Step, draft_ms: float, rest_ms: float) -> None:
         if step.num_drafts:
             self.stats.count_verify(step.num_drafts, step.num_accepted)
         else:
             self.stats.count_plain(is_parked=step.is_parked)
         try:
-            self._teach(step, ms)
+            self._teach(step, draft_ms, rest_ms)
         except DRAFTER_FAULTS as error:
             self._drop(error)
 
-    def _teach(self, step: _Step, ms: float) -> None:
-        """Tell window and governor what the step cost and brought."""
+    def _teach(self, step: _Step, draft_ms: float, rest_ms: float) -> None:
+        """Tell the window what the rows cost, and the governor the whole step, drafting included.
+
+        A head that drafts and then verifies nothing has paid for its passes, not for a dear row.
+        """
         if self._costs is not None:
-            self._learn(self._costs, step, ms)
+            self._learn(self._costs, step, rest_ms)
         if self.governor is None:
             return
+        ms = draft_ms + rest_ms
         if step.role is _Role.SPECULATIVE:
             self.governor.record_speculative(StepSample(ms, len(step.drawn), step.num_accepted))
         elif step.role is _Role.BASELINE:
             self.governor.record_plain(ms)
 
-    def _learn(self, costs: AdaptiveWindow, step: _Step, ms: float) -> None:
-        costs.costs.record(len(step.rows), ms)
+    def _learn(self, costs: AdaptiveWindow, step: _Step, rows_ms: float) -> None:
+        costs.costs.record(len(step.rows), rows_ms)
         # The draft behind the chosen ones is judged too: a row was drawn where it stands.
         num_judged = min(len(step.proposal.token_ids), len(step.rows), len(step.drawn))
         pairs = zip(step.proposal.token_ids, step.drawn, strict=False)

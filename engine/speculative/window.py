@@ -53,7 +53,7 @@ class WindowPolicy:
 
 
 class RowCosts:
-    """Milliseconds of a whole step by the number of rows it forwarded."""
+    """Milliseconds of a step without its drafting, by the number of rows it forwarded."""
 
     def __init__(self, policy: WindowPolicy) -> None:
         self.policy = policy
@@ -64,7 +64,7 @@ class RowCosts:
         self._num_steps = 0
 
     def record(self, num_rows: int, ms: float) -> None:
-        """A step of `num_rows` rows took `ms`."""
+        """A step of `num_rows` rows took `ms`, drafting apart."""
         ms = max(ms, _LEAST_MS)
         count = self._counts.get(num_rows, 0) + 1
         old = self._ms.get(num_rows, ms)
