@@ -1,8 +1,8 @@
 """The settings tree: defaults < config.toml < environment < flags.
 
 The only module that reads the environment. A value out of range or a key nobody knows is an error
-with the place it came from; a removed key names its replacement. Nothing here imports a heavy
-package, so that `--help` and the first paint stay quick.
+with the place it came from. Nothing here imports a heavy package, so that `--help` and the first
+paint stay quick.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ MAX_BUDGET_MB = 1 << 24
 
 OLLAMA_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
 """Source: Ollama's Linux installer, which runs it as a service with this home."""
-
-_REMOVED_KEYS: Mapping[str, str] = {}
-"""Keys of older versions -> the key that replaced them."""
 
 # In this order: the program's own word about being offline comes last, and wins.
 _ENVIRONMENT: Mapping[str, str] = {
@@ -244,7 +241,10 @@ def _build(kind: type, tree: Mapping[str, Any], where: str, prefix: str = "") ->
     for key, value in tree.items():
         full = prefix + key
         if key not in hints:
-            raise SettingsError(f"{where}: unknown setting {full!r}", hint=_suggest(full, kind))
+            known = ", ".join(item.name for item in dataclasses.fields(kind))
+            raise SettingsError(
+                f"{where}: unknown setting {full!r}", hint=f"known settings: {known}"
+            )
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
             values[key] = _build(hints[key], value, where, prefix=f"{full}.")
         else:
@@ -253,12 +253,6 @@ def _build(kind: type, tree: Mapping[str, Any], where: str, prefix: str = "") ->
         return kind(**values)
     except (EngineError, SettingsError) as error:
         raise SettingsError(f"{where}: {error}", hint=error.hint) from error
-
-
-def _suggest(key: str, kind: type) -> str:
-    if key in _REMOVED_KEYS:
-        return f"it was replaced by {_REMOVED_KEYS[key]!r}"
-    return "known settings: " + ", ".join(f.name for f in dataclasses.fields(kind))
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
