@@ -69,21 +69,14 @@ class BenchStore:
             raise StorageError(f"there is no bench run {run_id}")
         return _run(rows[0])
 
-    def list_runs(
-        self, *, kind: str | None = None, model_sha256: str | None = None
-    ) -> list[BenchRun]:
-        """Runs, newest first; only of one kind or of one model's exact bytes when given."""
+    def list_runs(self, *, kind: str | None = None) -> list[BenchRun]:
+        """Runs, newest first; only of one kind when given."""
         rows = self._db.query(
             "SELECT * FROM bench_runs WHERE kind = coalesce(?, kind)"
-            " AND model_sha256 = coalesce(?, model_sha256) ORDER BY created_at DESC, id DESC",
-            (kind, model_sha256),
+            " ORDER BY created_at DESC, id DESC",
+            (kind,),
         )
         return [_run(row) for row in rows]
-
-    def delete(self, run_id: int) -> None:
-        """Forget a run; nothing happens when it is gone."""
-        with self._db.transaction() as db:
-            db.execute("DELETE FROM bench_runs WHERE id = ?", (run_id,))
 
 
 def _run(row: sqlite3.Row) -> BenchRun:

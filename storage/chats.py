@@ -47,11 +47,10 @@ class Chat:
     title: str
     """First line of the first question until a person renames the chat; empty before."""
     model: str
-    """Name of the model the chat uses now; each answer keeps its own."""
+    """Name of the model it was opened with, or empty; each answer keeps its own."""
     system_prompt: str
     draft: str
     """What was typed and not sent yet."""
-    is_archived: bool
     head_id: int | None
     """The newest message on the shown path, or None in an empty chat."""
     num_messages: int
@@ -104,13 +103,11 @@ class ChatStore:
             )
         return self.get(chat_id)
 
-    def list_chats(self, *, include_archived: bool = False) -> list[Chat]:
+    def list_chats(self) -> list[Chat]:
         """Every chat, newest change first."""
-        rows = self._db.query(
-            _SELECT_CHATS + "WHERE is_archived <= ? ORDER BY updated_at DESC, id",
-            (int(include_archived),),
-        )
-        return [_chat(row) for row in rows]
+        return [
+            _chat(row) for row in self._db.query(_SELECT_CHATS + "ORDER BY updated_at DESC, id")
+        ]
 
     def get(self, chat_id: str) -> Chat:
         """The chat with this id. Raises: ChatGone."""
@@ -143,10 +140,6 @@ class ChatStore:
     def rename(self, chat_id: str, title: str) -> None:
         """Give a chat another title. Raises: ChatGone."""
         self._set(chat_id, "title", " ".join(title.split()))
-
-    def set_archived(self, chat_id: str, is_archived: bool) -> None:
-        """Take a chat out of the list, or bring it back. Raises: ChatGone."""
-        self._set(chat_id, "is_archived", int(is_archived))
 
     def save_draft(self, chat_id: str, text: str) -> None:
         """Keep what was typed and not sent; the chat does not move in the list.
@@ -305,7 +298,7 @@ class ChatStore:
         )
         return cursor.lastrowid
 
-    def _set(self, chat_id: str, column: str, value: str | int) -> None:
+    def _set(self, chat_id: str, column: str, value: str) -> None:
         sql = f"UPDATE chats SET {column} = ? WHERE id = ?"  # noqa: S608 - column names are ours
         with self._db.transaction() as db:
             if db.execute(sql, (value, chat_id)).rowcount == 0:
@@ -340,7 +333,6 @@ def _chat(row: sqlite3.Row) -> Chat:
         model=row["model"],
         system_prompt=row["system_prompt"],
         draft=row["draft"],
-        is_archived=bool(row["is_archived"]),
         head_id=row["head_id"],
         num_messages=row["num_messages"],
         created_at=row["created_at"],

@@ -37,16 +37,13 @@ def test_a_chat_keeps_what_was_said_in_order(store: ChatStore) -> None:
 def test_chats_are_listed_newest_change_first(store: ChatStore, clock: FakeClock) -> None:
     first = store.create(title="first")
     clock.now += 1
-    second = store.create(title="second")
+    store.create(title="second")
     clock.now += 1
     store.add_message(first.id, "user", "again")
     assert [chat.title for chat in store.list_chats()] == ["first", "second"]
     latest = store.latest()
     assert latest is not None
     assert latest.id == first.id
-    store.set_archived(first.id, True)
-    assert [chat.id for chat in store.list_chats()] == [second.id]
-    assert len(store.list_chats(include_archived=True)) == 2
 
 
 def test_ids_are_short_typable_and_found_by_their_beginning(store: ChatStore) -> None:
