@@ -230,7 +230,7 @@ def _keep(trunk: Trunk, kept: Sequence[int], num_rows: int, snapshot: object) ->
         trunk.rewind_to(base + len(kept))
     else:
         trunk.restore_state(snapshot)
-        trunk.forward_rows(kept, want_logits=False)
+        trunk.forward_rows(kept, want_logits="none")
 
 
 def _all_rows(executable: Executable, cache: Cache, token_ids: Sequence[int]) -> np.ndarray:
@@ -283,7 +283,7 @@ def _feed(trunk: Trunk, head: DraftHead, state: object, token_ids: Sequence[int]
     for start in range(0, len(token_ids), size):
         piece = token_ids[start : start + size]
         trunk.ensure_capacity(start + len(piece))
-        output = trunk.forward_rows(piece, want_hidden=True, want_logits=False)
+        output = trunk.forward_rows(piece, want_hidden=True, want_logits="none")
         assert output.hidden is not None, "hidden rows were asked for"
         hidden = output.hidden.copy()
         head.catch_up(state, piece, hidden, start)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.base import BackendError, OutOfDeviceMemory, RowOutput
+from backends.base import BackendError, OutOfDeviceMemory, RowOutput, WantLogits
 from engine.cache.holder import forward_holders
 from engine.cache.holder_store import HolderStore
 from engine.contracts import Clock, LoadedModel
@@ -112,14 +112,15 @@ class Executor:
         self, request: Request, token_ids: Sequence[int], *, is_last: bool
     ) -> RowOutput:
         execution = request.execution
+        want_logits: WantLogits = "last" if is_last else "none"
         if execution is not None and execution.prefills_through_context:
-            output = execution.prefill(token_ids)
+            output = execution.prefill(token_ids, want_logits=want_logits)
             self._leave_dropped(request, execution)
             return output
         wants_row = is_last and execution is not None and execution.wants_prompts_last_row
         return self._with_room(
             lambda: request.holder.forward(
-                token_ids, want_logits="last" if is_last else "none", want_hidden=wants_row
+                token_ids, want_logits=want_logits, want_hidden=wants_row
             )
         )
 

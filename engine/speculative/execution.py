@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from backends.base import BackendError, RowOutput
+from backends.base import BackendError, RowOutput, WantLogits
 from engine.cache.holder import common_prefix_len
 from engine.contracts import Clock
 from engine.errors import EngineError
@@ -183,15 +183,18 @@ class SpeculativeExecution:
         if self.governor is not None:
             self.governor.begin_request()
 
-    def prefill(self, token_ids: Sequence[int]) -> RowOutput:
+    def prefill(self, token_ids: Sequence[int], *, want_logits: WantLogits = "last") -> RowOutput:
         """Forward one chunk of the prompt and let the drafter see its hidden rows (S26, S29).
 
-        Shapes: token_ids [R] -> logits [R, V] float32.
+        Shapes: token_ids [R] -> logits [rows wanted, V] float32.
         State:  cache grows by R; nothing changes when it raises.
         """
-        want_hidden = self._speculator.traits.needs_hidden
         start = self.target.cached_len
-        output = self.target.forward_rows(token_ids, want_hidden=want_hidden)
+        output = self.target.forward_rows(
+            token_ids,
+            want_logits=want_logits,
+            want_hidden=self._speculator.traits.needs_hidden,
+        )
         self._tell(token_ids, output.hidden, start)
         return output
 
@@ -375,11 +378,11 @@ class SpeculativeExecution:
         kept = step.rows[: len(step.drawn)]
         self.target.restore_state(step.snapshot)
         try:
-            self.target.forward_rows(kept, want_logits=False)
+            self.target.forward_rows(kept, want_logits="none")
         except BackendError as error:
             self._drop(error)
             for token_id in kept:
-                self.target.forward_rows([token_id], want_logits=False)
+                self.target.forward_rows([token_id], want_logits="none")
 
     # -- commit
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.base import Cache, RowOutput
+from backends.base import Cache, RowOutput, WantLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,15 @@ class SpeculativeTarget(Protocol):
         """Make room for `length` tokens. State: capacity only."""
 
     def forward_rows(
-        self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
     ) -> RowOutput:
-        """Append tokens to the cache and score every row in one pass.
+        """Append tokens to the cache and score the wanted rows in one pass.
 
-        Shapes: token_ids [R] -> logits [R, V] float32; hidden [R, F] or None.
+        Shapes: token_ids [R] -> logits [rows wanted, V] float32; hidden [R, F] or None.
         State:  cache grows by R; nothing changes when it raises.
         """
 

@@ -77,16 +77,19 @@ class Trunk:
         self._with_room(lambda: self.holder.ensure_capacity(length))
 
     def forward_rows(
-        self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
     ) -> RowOutput:
-        """Append tokens to the holder and score every row in one pass.
+        """Append tokens to the holder and score the wanted rows in one pass.
 
-        Shapes: token_ids [R] -> logits [R, V] float32; hidden [R, F] or None.
+        Shapes: token_ids [R] -> logits [rows wanted, V] float32; hidden [R, F] or None.
         State:  cache and ids grow by R; nothing changes when it raises.
         """
-        wanted: WantLogits = "all" if want_logits else "none"
         return self._with_room(
-            lambda: self.holder.forward(token_ids, want_logits=wanted, want_hidden=want_hidden)
+            lambda: self.holder.forward(token_ids, want_logits=want_logits, want_hidden=want_hidden)
         )
 
     def snapshot_state(self) -> object:

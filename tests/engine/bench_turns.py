@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.base import RowOutput
+from backends.base import RowOutput, WantLogits
 from engine.cache.holder import Holder
 from engine.commands import Message
 from engine.contracts import LoadedModel
@@ -36,7 +36,11 @@ class TimedTrunk(Trunk):
     row_share: float
 
     def forward_rows(
-        self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
     ) -> RowOutput:
         self.clock.advance_ms(PLAIN_MS * (1 + self.row_share * (len(token_ids) - 1)))
         return super().forward_rows(token_ids, want_hidden=want_hidden, want_logits=want_logits)

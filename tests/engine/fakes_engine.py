@@ -223,6 +223,7 @@ class FakeExecutable:
     error: Exception = field(default_factory=lambda: BackendError("the device is gone"))
     num_forwards: int = 0
     num_rows: int = 0
+    num_logit_rows: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     on_forward: Callable[[], None] = lambda: None
     is_closed: bool = False
@@ -260,6 +261,7 @@ class FakeExecutable:
             raise self.error
         self.shapes.append(tuple(len(s.token_ids) for s in segments))
         self.num_rows += sum(self.shapes[-1])
+        self.num_logit_rows += len(rows)
         return RowOutput(
             np.stack(rows) if rows else None, np.stack(hidden) if want_hidden else None
         )

@@ -14,7 +14,7 @@ from functools import reduce
 
 import numpy as np
 
-from backends.base import BackendError, RowOutput
+from backends.base import BackendError, RowOutput, WantLogits
 from engine.sampling import Sampler
 from engine.sampling_params import SamplingParams
 from engine.speculative.target import TargetTraits
@@ -75,7 +75,7 @@ class Forwarded:
 
     token_ids: tuple[int, ...]
     want_hidden: bool
-    want_logits: bool
+    want_logits: WantLogits
 
 
 @dataclass
@@ -109,7 +109,11 @@ class FakeTarget:
         self.capacity = max(self.capacity, length)
 
     def forward_rows(
-        self, token_ids: Sequence[int], *, want_hidden: bool = False, want_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        *,
+        want_logits: WantLogits = "all",
+        want_hidden: bool = False,
     ) -> RowOutput:
         number, self.num_forwards = self.num_forwards, self.num_forwards + 1
         assert not self._is_open, "a verify was not resolved before the next forward"
@@ -124,7 +128,7 @@ class FakeTarget:
         self._hidden[: len(token_ids) + 1] = np.nan
         for row, token_id in enumerate(token_ids):
             self._append(token_id, row, len(token_ids))
-            if want_logits:
+            if want_logits == "all" or (want_logits == "last" and row == len(token_ids) - 1):
                 self._logits[row] = self._row_logits()
             if want_hidden:
                 self._hidden[row] = self._row_hidden()
@@ -132,8 +136,10 @@ class FakeTarget:
         if self.clock is not None:
             self.clock.advance_ms(self.row_ms(len(token_ids)))
         num = len(token_ids)
+        wanted = {"all": slice(num), "last": slice(num - 1, num), "none": None}[want_logits]
         return RowOutput(
-            self._logits[:num] if want_logits else None, self._hidden[:num] if want_hidden else None
+            None if wanted is None else self._logits[wanted],
+            self._hidden[:num] if want_hidden else None,
         )
 
     def on_verify_resolved(self, num_rows: int, num_accepted: int) -> None:
@@ -251,7 +257,7 @@ class RingTarget(FakeTarget):
         return hidden_of([token for _, token in self._visible()])
 
     def _after_forward(self, num_rows: int) -> None:
-        self._is_open = num_rows > 1 and self.calls[-1].want_logits
+        self._is_open = num_rows > 1 and self.calls[-1].want_logits == "all"
 
     def on_verify_resolved(self, num_rows: int, num_accepted: int) -> None:
         super().on_verify_resolved(num_rows, num_accepted)

@@ -159,7 +159,7 @@ def test_s16_other_trunk_restores_and_forwards_the_kept_prefix_again() -> None:
     bench.step()
     verify, replay = bench.target.calls[num_before:]
     assert replay.token_ids == verify.token_ids[:3]
-    assert not replay.want_logits
+    assert replay.want_logits == "none"
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "ring-reforward"])
@@ -187,7 +187,7 @@ def test_b8_replay_never_decides_again() -> None:
     class Fickle(TARGETS["recurrent"]):  # type: ignore[misc,name-defined]
         def _row_logits(self) -> np.ndarray:
             row = super()._row_logits()
-            is_replay = not self.calls[-1].want_logits
+            is_replay = self.calls[-1].want_logits == "none"
             return np.roll(row, 1) if is_replay else row
 
     plain = plain_stream("recurrent", PROMPT, 40)

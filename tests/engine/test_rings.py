@@ -44,7 +44,7 @@ def chat_on(model: Executable, token_ids: Sequence[int]) -> Trunk:
 
 def forward(target: Trunk, token_ids: Sequence[int]) -> None:
     target.ensure_capacity(target.cached_len + len(token_ids))
-    target.forward_rows(token_ids, want_logits=False)
+    target.forward_rows(token_ids, want_logits="none")
 
 
 def verify(target: Trunk, num_drafts: int, num_accepted: int, seed: int) -> None:

@@ -342,6 +342,13 @@ def test_s29_a_head_that_needs_the_prompts_hidden_rows_prefills_through_its_cont
     assert speculator.rows == rows
 
 
+def test_s29_such_a_prefill_computes_the_logits_of_the_prompts_last_row_only() -> None:
+    rig, made = _reading_rig()
+    rig.ask(PROMPT * 3, max_tokens=2)
+    assert len(made[0].rows) == rig.executable.num_rows == 3 * len(PROMPT) + 1
+    assert rig.executable.num_logit_rows == 2
+
+
 def test_s25_such_a_head_goes_on_with_the_next_turn_of_its_chat() -> None:
     rig, made = _reading_rig()
     first = rig.ask(PROMPT, max_tokens=20)

@@ -70,7 +70,7 @@ def test_s01_every_row_is_scored_as_if_decoded_alone() -> None:
 def test_s01_hidden_rows_and_logits_come_only_when_asked_for() -> None:
     trunk = trunk_on(FakeExecutable())
     assert trunk.forward_rows(PROMPT).hidden is None
-    output = trunk.forward_rows(PROMPT, want_hidden=True, want_logits=False)
+    output = trunk.forward_rows(PROMPT, want_hidden=True, want_logits="none")
     assert output.logits is None
     assert output.hidden is not None
     assert len(output.hidden) == len(PROMPT)

@@ -165,7 +165,7 @@ def test_s32_drafting_changes_nothing_and_resumes_after_any_gap(
     after = chat.trunk.cache.export_state()
     assert chat.trunk.cache.length == 20
     assert all(np.array_equal(before[key], after[key]) for key in before)
-    chat.trunk.forward_rows(token_ids[20:60], want_logits=False)
+    chat.trunk.forward_rows(token_ids[20:60], want_logits="none")
     chat.feed(token_ids[60:-1])
     assert_drafts(formulas(token_ids, 4), *chat.drafts(token_ids[-1]))
 
