@@ -96,11 +96,6 @@ class MeasureRows:
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadModel:
-    """Release model, holders and checkpoints."""
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine thread; running turns are cancelled first."""
 
@@ -112,6 +107,5 @@ Command = (
     | UpdateSpeculation
     | ForgetChat
     | MeasureRows
-    | UnloadModel
     | Stop
 )

@@ -19,7 +19,6 @@ from engine.commands import (
     MeasureRows,
     Stop,
     SubmitTurn,
-    UnloadModel,
     UpdateSpeculation,
 )
 from engine.contracts import Clock, LoadedModel, ModelLoader
@@ -93,8 +92,8 @@ class InferenceEngine:
                     self._session.forget(chat_id)
             case MeasureRows():
                 self._measure_rows(command)
-            case UnloadModel() | Stop():
-                self._unload()
+            case Stop():
+                self._cancel_all()
 
     def step(self) -> bool:
         """Let every turn move on by one step; False when nothing is left to do."""
@@ -105,8 +104,10 @@ class InferenceEngine:
         return self._session is not None and self._session.work_in_background()
 
     def close(self) -> None:
-        """Cancel what runs and release the model."""
-        self._unload()
+        """Release the model; answers no turn: after a failure their caller does."""
+        session, self._session = self._session, None
+        if session:
+            session.close()
 
     def _submit(self, turn: SubmitTurn) -> None:
         try:
@@ -149,14 +150,14 @@ class InferenceEngine:
             clock=self._clock,
         )
 
-    def _unload(self) -> None:
-        session, self._session = self._session, None
-        if session:
-            session.close()
+    def _cancel_all(self) -> None:
+        if self._session:
+            self._session.cancel_all()
 
     def _load(self, command: LoadModel) -> None:
         # The old model goes first: two models at once may not fit.
-        self._unload()
+        self._cancel_all()
+        self.close()
         began = self._clock()
         try:
             model = self._load_model(

@@ -1,7 +1,7 @@
 """The engine thread: a queue of commands in, one callback of events out.
 
 Only this thread touches the model. The one catch-all of the program is here: a bug ends the engine
-with `EngineFailed`, answers every turn that was still waiting for one, and never hangs a caller.
+with `EngineFailed`, answers every command that was still waiting for one, and never hangs a caller.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine.commands import Command, LoadModel, Stop, SubmitTurn
+from engine.commands import (
+    Command,
+    LoadModel,
+    MeasureRows,
+    Stop,
+    SubmitTurn,
+    UpdateSpeculation,
+)
 from engine.contracts import Clock, ModelLoader
 from engine.engine import InferenceEngine
 from engine.events import (
@@ -22,6 +29,8 @@ from engine.events import (
     EngineStopped,
     ErrorInfo,
     ModelFailed,
+    RowsMeasured,
+    SpeculationChanged,
     TurnFailed,
     TurnFinished,
 )
@@ -37,7 +46,7 @@ QUIET_S = 0.2
 
 
 class EngineHost:
-    """Runs an `InferenceEngine` on a thread of its own, from construction to `stop`."""
+    """Runs an `InferenceEngine` on a thread of its own, from construction to a `Stop`."""
 
     def __init__(
         self,
@@ -57,6 +66,8 @@ class EngineHost:
         self._prepare = prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._open_turns: dict[str, str] = {}
+        self._current: Command | None = None
+        """What is being applied."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._gone: ErrorInfo | None = None
@@ -71,16 +82,11 @@ class EngineHost:
         self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
         self._thread.start()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether commands are still carried out."""
-        return self._gone is None
-
     def submit(self, command: Command) -> None:
         """Queue a command; callable from every thread, never blocks.
 
-        Once the engine has ended, a turn or a load is answered with its failure at once, on the
-        calling thread.
+        Once the engine has ended, a command that promises an answer gets it at once, on the calling
+        thread.
         """
         with self._lock:
             gone = self._gone
@@ -91,31 +97,24 @@ class EngineHost:
                     self._stop_asked.set()
                 self._commands.put(command)
                 return
-        match command:
-            case SubmitTurn(request_id=request_id, chat_id=chat_id):
-                self._on_event(TurnFailed(request_id, chat_id, gone))
-            case LoadModel(name=name):
-                self._on_event(ModelFailed(name, gone))
+        self._refuse(command, gone)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end after a `Stop`; whether it has."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Cancel running turns, release the model and end the thread; whether it has ended."""
-        self.submit(Stop())
-        return self.join(timeout_s)
 
     def _run(self) -> None:
         gone = ErrorInfo("failure", "the engine has stopped")
         ending: EngineEvent = EngineStopped()
         try:
             self._report(EngineReady(self._prepare()))
-            self._serve()
+            try:
+                self._serve()
+            finally:
+                self._engine.close()
         except TURN_ERRORS as error:
-            # No turn is behind it: the backend could not be prepared. Its own words say why.
+            # Not one turn's: the backend could not be prepared, say. Its own words say why.
             log.exception("the engine could not go on")
             gone = describe_error(error)
             ending = EngineFailed(gone)
@@ -134,7 +133,9 @@ class EngineHost:
         while True:
             command = self._next_command(wait_s)
             if command is not None:
+                self._current = command
                 self._engine.apply(command)
+                self._current = None
                 if isinstance(command, Stop):
                     return
                 wait_s, has_been_quiet = 0.0, False
@@ -163,14 +164,26 @@ class EngineHost:
             self._gone = gone
             open_turns = dict(self._open_turns)
             self._open_turns.clear()
-        loads = [c for c in self._drain() if isinstance(c, LoadModel)]
         for request_id, chat_id in open_turns.items():
             self._on_event(TurnFailed(request_id, chat_id, gone))
-        for load in loads:
-            self._on_event(ModelFailed(load.name, gone))
+        for command in self._unanswered():
+            if not isinstance(command, SubmitTurn):
+                self._refuse(command, gone)
 
-    def _drain(self) -> list[Command]:
-        commands = []
+    def _refuse(self, command: Command, gone: ErrorInfo) -> None:
+        """Answer what promises an answer."""
+        match command:
+            case SubmitTurn(request_id=request_id, chat_id=chat_id):
+                self._on_event(TurnFailed(request_id, chat_id, gone))
+            case LoadModel(name=name):
+                self._on_event(ModelFailed(name, gone))
+            case UpdateSpeculation(options):
+                self._on_event(SpeculationChanged(options, None, gone.message))
+            case MeasureRows():
+                self._on_event(RowsMeasured(()))
+
+    def _unanswered(self) -> list[Command]:
+        commands = [] if self._current is None else [self._current]
         while True:
             try:
                 commands.append(self._commands.get_nowait())

@@ -132,8 +132,7 @@ class ModelSession:
         return self._scheduler.is_idle and self._keeper.step()
 
     def close(self) -> None:
-        """Cancel what runs and release the weights."""
-        self.cancel_all()
+        """Release the weights; answers nobody: turns have been ended before."""
         self._keeper.close()
         self.model.close()
 

@@ -13,8 +13,8 @@ from engine.commands import (
     LoadModel,
     MeasureRows,
     Message,
+    Stop,
     SubmitTurn,
-    UnloadModel,
     UpdateSpeculation,
 )
 from engine.contracts import LoadedModel
@@ -305,9 +305,9 @@ def test_another_model_replaces_the_first_and_ends_its_turns() -> None:
     assert rig.engine.holder("chat") is None
 
 
-def test_unloading_releases_the_weights() -> None:
+def test_closing_releases_the_weights() -> None:
     rig = _rig()
-    rig.engine.apply(UnloadModel())
+    rig.engine.close()
     assert rig.executable.is_closed
     assert rig.engine.model is None
     assert not rig.engine.step()
@@ -349,7 +349,7 @@ def test_a_template_that_refuses_fails_the_turn_alone() -> None:
 def test_commands_without_a_model_do_no_harm() -> None:
     events: list[EngineEvent] = []
     engine = InferenceEngine(FakeLoader(), events.append)
-    for command in (CancelTurn("r"), ForgetChat("c"), UnloadModel(), UpdateSpeculation(PLAIN)):
+    for command in (CancelTurn("r"), ForgetChat("c"), Stop(), UpdateSpeculation(PLAIN)):
         engine.apply(command)
     assert [type(e) for e in events] == [SpeculationChanged]
     assert Message("user", "x").role == "user"
@@ -391,7 +391,7 @@ def test_a_model_without_end_ids_ends_by_length() -> None:
 def test_rows_that_cannot_be_measured_are_answered_too() -> None:
     rig = EngineRig(FakeExecutable(fail_at=2))
     rig.engine.apply(MeasureRows((1, 2), rounds=1, context_len=8))
-    rig.engine.apply(UnloadModel())
+    rig.engine.close()
     rig.engine.apply(MeasureRows((1, 2), rounds=1, context_len=8))
     assert of_type(rig.events, RowsMeasured) == [RowsMeasured(()), RowsMeasured(())]
     reasons = [event.text for event in of_type(rig.events, Notice)]

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from backends.base import BackendUnavailable
-from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn
+from engine.commands import (
+    CancelTurn,
+    LoadModel,
+    MeasureRows,
+    Stop,
+    SubmitTurn,
+    UpdateSpeculation,
+)
 from engine.events import (
     EngineEvent,
     EngineFailed,
@@ -20,11 +27,14 @@ from engine.events import (
     ModelFailed,
     ModelLoaded,
     ModelLoading,
+    RowsMeasured,
+    SpeculationChanged,
     TurnFailed,
     TurnFinished,
     TurnStarted,
 )
 from engine.host import EngineHost
+from engine.speculative.options import SpeculationOptions
 from tests.engine.fakes_engine import GREEDY, FakeExecutable, FakeLoader, fake_model
 
 LOAD = LoadModel(Path("tiny.gguf"), "tiny")
@@ -58,7 +68,12 @@ def events() -> _Events:
 def host(events: _Events) -> Iterator[EngineHost]:
     host = EngineHost(FakeLoader(), events, prepare=lambda: "fake")
     yield host
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
+
+
+def _stop(host: EngineHost) -> bool:
+    host.submit(Stop())
+    return host.join(PATIENCE_S)
 
 
 def _turn(request_id: str, **fields: object) -> SubmitTurn:
@@ -87,7 +102,7 @@ def test_the_backend_is_prepared_on_the_engine_thread(events: _Events) -> None:
     ready = events.until(EngineReady)
     assert ready == EngineReady("native")
     assert threads == ["foretell-engine"]
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
 
 
 def test_events_come_in_order_on_one_thread() -> None:
@@ -117,7 +132,7 @@ def test_a_named_system_prompt_is_warmed_once_it_is_quiet(events: _Events) -> No
     host = EngineHost(FakeLoader(fake_model(executable)), events)
     host.submit(replace(LOAD, system_prompt="You answer in one line, always."))
     assert warmed.wait(PATIENCE_S)
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
     assert executable.num_forwards == 1
 
 
@@ -137,11 +152,10 @@ def test_stopping_cancels_what_runs_and_releases_the_model(events: _Events) -> N
     host.submit(LOAD)
     host.submit(_turn("long", max_tokens=100_000))
     events.until(TurnStarted)
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
     assert isinstance(events.until(TurnFinished), TurnFinished)
     assert isinstance(events.until(EngineStopped), EngineStopped)
     assert executable.is_closed
-    assert not host.is_running
 
 
 def test_a_stop_interrupts_a_load(events: _Events) -> None:
@@ -177,19 +191,48 @@ def test_a_bug_ends_the_engine_and_answers_every_open_turn(events: _Events) -> N
     assert "a bug" in failed.error.message
     answered = {e.request_id for e in events.seen if isinstance(e, TurnFailed)}
     assert answered == {"one", "two"}
+    assert not [e for e in events.seen if isinstance(e, TurnFinished)]
     assert host.join(PATIENCE_S)
+    assert executable.is_closed
 
 
-def test_after_the_end_turns_and_loads_are_answered_at_once(events: _Events) -> None:
+def test_a_bug_answers_the_command_it_is_in_and_those_behind_it(events: _Events) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def on_forward() -> None:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+
+    executable = FakeExecutable(fail_at=1, error=KeyError("a bug"), on_forward=on_forward)
+    host = EngineHost(FakeLoader(fake_model(executable)), events)
+    host.submit(LOAD)
+    host.submit(MeasureRows((1, 2), rounds=1, context_len=8))
+    assert reached.wait(PATIENCE_S)
+    host.submit(UpdateSpeculation(SpeculationOptions()))
+    host.submit(replace(LOAD, name="next"))
+    go_on.set()
+    events.until(EngineFailed)
+    answers = [e for e in events.seen if isinstance(e, RowsMeasured | SpeculationChanged)]
+    assert [type(answer) for answer in answers] == [RowsMeasured, SpeculationChanged]
+    assert [e.name for e in events.seen if isinstance(e, ModelFailed)] == ["next"]
+
+
+def test_after_the_end_what_promises_an_answer_is_answered_at_once(events: _Events) -> None:
     host = EngineHost(FakeLoader(), events)
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
     events.until(EngineStopped)
     host.submit(_turn("late"))
     assert isinstance(events.until(TurnFailed), TurnFailed)
     host.submit(LOAD)
     assert isinstance(events.until(ModelFailed), ModelFailed)
+    host.submit(UpdateSpeculation(SpeculationOptions()))
+    changed = events.until(SpeculationChanged)
+    assert isinstance(changed, SpeculationChanged)
+    assert changed.declined == "the engine has stopped"
+    host.submit(MeasureRows((1,), rounds=1))
+    assert events.until(RowsMeasured) == RowsMeasured(())
     host.submit(CancelTurn("late"))
-    assert host.stop(PATIENCE_S)
+    assert _stop(host)
 
 
 def test_a_backend_that_cannot_be_imported_is_an_engine_failure(events: _Events) -> None:
@@ -216,17 +259,3 @@ def test_a_backend_that_cannot_run_here_says_so_in_its_own_words(events: _Events
         "use --backend auto",
     )
     assert host.join(PATIENCE_S)
-
-
-def test_stopping_from_an_event_does_not_wait_for_itself() -> None:
-    done = threading.Event()
-    hosts: queue.SimpleQueue[EngineHost] = queue.SimpleQueue()
-
-    def on_event(event: EngineEvent) -> None:
-        if isinstance(event, EngineReady):
-            hosts.get(timeout=PATIENCE_S).stop()
-        if isinstance(event, EngineStopped):
-            done.set()
-
-    hosts.put(EngineHost(FakeLoader(), on_event))
-    assert done.wait(PATIENCE_S)
