@@ -1,6 +1,7 @@
 """Finds chats by words in their titles and messages.
 
-Terms of three characters and more use the trigram index; shorter ones (most Chinese and Japanese
+Texts and terms are compared folded: letter case, ß or ss, and how an accent is written do not
+matter. Terms of three characters and more use the trigram index; shorter ones (most Chinese and Japanese
 words) are looked for in the texts themselves. Whatever is typed is text, never query syntax.
 """
 

@@ -86,6 +86,7 @@ class Database:
         connection = self._connection
         connection.row_factory = sqlite3.Row
         connection.create_function("fold", 1, fold, deterministic=True)
+        connection.execute("PRAGMA trusted_schema = ON")  # our triggers call `fold`
         connection.execute(f"PRAGMA busy_timeout = {int(busy_timeout_ms)}")
         connection.execute("PRAGMA foreign_keys = ON")
         # A deleted chat is overwritten, not only forgotten.

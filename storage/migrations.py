@@ -91,9 +91,36 @@ def m003_bench_runs(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX bench_runs_by_time ON bench_runs(created_at DESC)")
 
 
+def m004_folded_search(db: sqlite3.Connection) -> None:
+    """The index holds folded texts: a folded "strasse" is no part of "Straße" as it was typed.
+
+    `fold` is a function of the program that every connection brings along. The table is made anew,
+    so that its segments keep nothing of texts that were deleted before.
+    """
+    db.execute("DROP TRIGGER message_added")
+    db.execute("DROP TRIGGER message_changed")
+    db.execute("DROP TABLE message_texts")
+    db.execute("CREATE VIRTUAL TABLE message_texts USING fts5(content, tokenize='trigram')")
+    db.execute("""
+        CREATE TRIGGER message_added AFTER INSERT ON messages WHEN new.state <> 'partial' BEGIN
+            INSERT INTO message_texts(rowid, content) VALUES (new.id, fold(new.content));
+        END""")
+    db.execute("""
+        CREATE TRIGGER message_changed AFTER UPDATE OF content, state ON messages
+        WHEN new.state <> 'partial' BEGIN
+            DELETE FROM message_texts WHERE rowid = old.id;
+            INSERT INTO message_texts(rowid, content) VALUES (new.id, fold(new.content));
+        END""")
+    db.execute(
+        "INSERT INTO message_texts(rowid, content)"
+        " SELECT id, fold(content) FROM messages WHERE state <> 'partial'"
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_chats_and_messages,
     m002_full_text_search,
     m003_bench_runs,
+    m004_folded_search,
 )
 """Step n is MIGRATIONS[n - 1]; the newest version of the schema is their number."""

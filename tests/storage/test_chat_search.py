@@ -19,6 +19,7 @@ def library(store: ChatStore) -> ChatStore:
         ("rings", "A sliding-window cache wraps: it's a ring (of W rows) AND more"),
         ("kanji", "昨日は漢字の練習をしました。東京へ行きたい"),
         ("accents", "Das Café in der Straße hat ÄPFEL"),
+        ("decomposed", "re\u0301sume\u0301"),
         ("100% sure_thing", "percent signs % and under_scores"),
     ):
         chat = store.create(title=title)
@@ -42,6 +43,11 @@ def library(store: ChatStore) -> ChatStore:
         ("äp", ["accents"]),
         ("äpfel", ["accents"]),
         ("café", ["accents"]),
+        ("cafe\u0301", ["accents"]),
+        ("Straße", ["accents"]),
+        ("STRASSE", ["accents"]),
+        ("résumé", ["decomposed"]),
+        ("RE\u0301SUM", ["decomposed"]),
         ("100%", ["100% sure_thing"]),
         ("e_t", ["100% sure_thing"]),
         ("%", ["100% sure_thing"]),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage import database as database_module
+from storage.chat_search import search_chats
 from storage.chats import ChatStore
 from storage.database import Database
 from storage.errors import DatabaseBusy, DatabaseCorrupt, DatabaseTooNew, StorageError
@@ -57,6 +58,35 @@ def test_an_old_database_is_migrated_after_a_backup(tmp_path: Path) -> None:
     assert backup.execute("PRAGMA user_version").fetchone() == (1,)
     assert backup.execute("SELECT id FROM chats").fetchall() == [("old",)]
     backup.close()
+
+
+def test_old_messages_are_found_by_folded_words_after_the_migration(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    make_old_database(path, 3)
+    with raw(path) as connection:
+        connection.execute(
+            "INSERT INTO messages(chat_id, role, content, state, created_at)"
+            " VALUES ('old', 'user', 'die Straße', 'complete', 0)"
+        )
+    connection.close()
+    opened = Database(path)
+    assert [hit.chat_id for hit in search_chats(opened, "strasse")] == ["old"]
+    opened.close()
+
+
+def test_a_window_of_the_version_before_goes_on_writing_after_the_migration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chats.db"
+    monkeypatch.setattr(database_module, "MIGRATIONS", MIGRATIONS[:-1])
+    before = Database(path)
+    monkeypatch.undo()
+    after = Database(path)
+    chat = ChatStore(before).create()
+    ChatStore(before).add_message(chat.id, "user", "die Straße")
+    assert [hit.chat_id for hit in search_chats(after, "strasse")] == [chat.id]
+    before.close()
+    after.close()
 
 
 def test_a_failing_migration_leaves_the_old_database(
