@@ -156,6 +156,10 @@ class ChatStore:
         with self._db.transaction() as db:
             if db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 0:
                 raise _gone(chat_id)
+            # The index only marks what is gone; merging its segments takes the text out of the file
+            # (0.15 s with 2,000 messages of 1 kB). FTS5's own `secure-delete` would make the index
+            # unreadable for SQLite before 3.42, and every message with it.
+            db.execute("INSERT INTO message_texts(message_texts) VALUES ('optimize')")
 
     def search(self, text: str) -> list[SearchHit]:
         """Chats with every word of `text` in the title or in one message, newest change first."""

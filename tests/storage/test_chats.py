@@ -170,6 +170,20 @@ def test_the_text_of_a_deleted_chat_is_not_left_in_the_file(tmp_path: Path) -> N
     assert secret.encode() not in left
 
 
+def test_the_search_index_keeps_nothing_of_a_deleted_chat(tmp_path: Path) -> None:
+    """The index keeps the text a second time, and deleting there only marks it as gone."""
+    database = Database(tmp_path / "chats.db")
+    store = ChatStore(database)
+    for text in ("one", "the rune \u16a0\u16a1\u16a2", "three"):
+        store.add_message(store.create(title="t").id, "user", text)
+    (hit,) = store.search("\u16a0\u16a1\u16a2")
+    store.delete(hit.chat_id)
+    database.query("PRAGMA wal_checkpoint(TRUNCATE)")
+    left = b"".join(file.read_bytes() for file in tmp_path.glob("chats.db*"))
+    database.close()
+    assert "\u16a1\u16a2".encode() not in left
+
+
 def test_a_chat_deleted_elsewhere_is_gone_in_every_call(store: ChatStore) -> None:
     chat = store.create()
     message = store.add_message(chat.id, "user", "hello")
