@@ -167,15 +167,16 @@ class ForetellApp(App[None]):
             self.show_error(error)
 
     async def _route(self, event: EngineEvent) -> None:
+        wanted = self.model.name  # loads of models that another one was chosen over change nothing
         match event:
             case TurnStarted() | PrefillProgress() | TextDelta() | TurnFinished() | TurnFailed():
                 if turn := self.conversations.apply(event):
                     await self.chat_screen.show_turn(turn)
-            case ModelLoading():
-                self._set_model(phase="loading", name=event.name, fraction=event.fraction)
-            case ModelLoaded():
+            case ModelLoading() if event.name == wanted:
+                self._set_model(phase="loading", fraction=event.fraction)
+            case ModelLoaded() if event.info.name == wanted:
                 self._on_model_loaded(event.info)
-            case ModelFailed():
+            case ModelFailed() if event.name == wanted:
                 await self._on_model_failed(event.name, event.error)
             case SpeculationChanged():
                 self._set_model(algorithm=event.algorithm, declined=event.declined)
@@ -188,15 +189,13 @@ class ForetellApp(App[None]):
                 self._notify_error(event.error)
 
     def _on_model_loaded(self, info: ModelInfo) -> None:
-        algorithm = info.algorithms[0] if info.algorithms else None
         self._set_model(
-            name=info.name,
             phase="ready",
             fraction=None,
             info=info,
             error=None,
-            algorithm=algorithm,
-            declined=info.refusal,
+            algorithm=info.algorithm,
+            declined=info.declined,
         )
         self.conversations.use_model(info.name)
         self.chat_screen.show_model()
@@ -238,15 +237,16 @@ class ForetellApp(App[None]):
             self.model = ModelState(self.settings.model, "no model")
         else:
             self.conversations.model = ""
+            self.conversations.recommended = self.services.models.recommended(found)
             self.model = ModelState(found.name, "loading", fraction=0.0)
             self.bridge.submit(found.load_command(self.settings))
         self.chat_screen.show_model()
 
     def _reload_model(self) -> None:
         """Load the model again for what is fixed at the load; not under a running answer."""
-        if self.conversations.running:
+        if any(turn.is_submitted for turn in self.conversations.running):
             self.notify("Used when the model is loaded again (F3)", markup=False)
-        elif self.model.phase in ("ready", "failed"):
+        elif self.model.phase in ("loading", "ready", "failed"):
             name = self.settings.model
             self._run_thread(lambda: self._find_and_use(name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from textual.widgets import Static
 from app.app import ForetellApp
 from app.bridge import EngineEventArrived
 from app.downloads import Download, DownloadChanged
+from app.services import FoundModel
 from app.settings import DEFAULT_MODEL, Settings
 from engine.commands import LoadModel, SubmitTurn
 from engine.events import EngineFailed, ErrorInfo, ModelFailed, ModelLoading
@@ -270,3 +272,31 @@ async def test_news_that_comes_while_the_screens_are_taken_down_breaks_nothing(
     """Leaving just as a download ended raised NoMatches on the half removed chat screen."""
     async with open_stage(tmp_path) as stage:
         await stage.app.chat_screen.mount(LateNews(), before="#hints")
+
+
+async def test_the_failure_of_a_model_chosen_before_does_not_touch_the_one_that_loads(
+    tmp_path: Path,
+) -> None:
+    """Its failure ended the questions that waited for the second, and "failed" was shown."""
+    engine = FakeEngine(loads_by_itself=False)
+    async with open_stage(tmp_path, engine=engine) as stage:
+        await stage.ask("hello")
+        stage.app.use_model(FoundModel("second", Path("/models/second.gguf")))
+        engine.fail_load("smol.gguf is cut off")
+        engine.emit(ModelLoading("smollm2-135m", "reading", 0.5))
+        await stage.settle()
+        assert "second  loading" in stage.text
+        assert len(stage.app.conversations.running) == 1
+        engine.finish_load("second")
+        await stage.settle()
+        assert [turn.phase for turn in stage.app.conversations.running] == ["waiting"]
+        assert len(engine.sent(SubmitTurn)) == 1
+
+
+async def test_a_context_changed_while_the_model_loads_is_loaded_again(tmp_path: Path) -> None:
+    engine = FakeEngine(loads_by_itself=False)
+    async with open_stage(tmp_path, engine=engine) as stage:
+        await stage.ask("hello")
+        stage.app.change_settings(replace(stage.app.settings, context_len=512))
+        await stage.settle()
+        assert [load.context_len for load in engine.sent(LoadModel)] == [None, 512]
