@@ -88,7 +88,6 @@ def _forward(executable: Executable, cache: Cache, token_ids: Sequence[int]) -> 
     row = np.zeros(0, dtype=np.float32)
     for start in range(0, len(token_ids), executable.caps.max_rows):
         piece = token_ids[start : start + executable.caps.max_rows]
-        cache.ensure_capacity(cache.length + len(piece))
         logits = executable.forward([Segment(piece, cache)], want_logits="last").logits
         assert logits is not None, "logits were asked for"
         row = logits[-1]
@@ -203,7 +202,6 @@ def check_rollbacks(
         rows = list(token_ids[pos : pos + num_right + 1])
         wrong = [(token_ids[pos + num_right + 1] + 1) % model.vocab_size] * (window - num_right)
         snapshot = trunk.snapshot_state()
-        trunk.ensure_capacity(pos + window + 1)
         logits = trunk.forward_rows([*rows, *wrong]).logits
         assert logits is not None, "logits were asked for"
         for row in range(len(rows)):
@@ -211,7 +209,6 @@ def check_rollbacks(
         _keep(trunk, rows, window + 1, snapshot)
         pos += len(rows)
         target = after_rollback if wrong else after_all
-        trunk.ensure_capacity(pos + 1)
         logits = trunk.forward_rows(token_ids[pos : pos + 1]).logits
         assert logits is not None, "logits were asked for"
         target.add(pos, plain[pos], logits[0])
@@ -234,7 +231,6 @@ def _keep(trunk: Trunk, kept: Sequence[int], num_rows: int, snapshot: object) ->
 
 
 def _all_rows(executable: Executable, cache: Cache, token_ids: Sequence[int]) -> np.ndarray:
-    cache.ensure_capacity(cache.length + len(token_ids))
     logits = executable.forward([Segment(token_ids, cache)], want_logits="all").logits
     assert logits is not None, "logits were asked for"
     return logits.copy()
@@ -282,7 +278,6 @@ def _feed(trunk: Trunk, head: DraftHead, state: object, token_ids: Sequence[int]
     hidden = np.zeros((1, 0), dtype=np.float32)
     for start in range(0, len(token_ids), size):
         piece = token_ids[start : start + size]
-        trunk.ensure_capacity(start + len(piece))
         output = trunk.forward_rows(piece, want_hidden=True, want_logits="none")
         assert output.hidden is not None, "hidden rows were asked for"
         hidden = output.hidden.copy()

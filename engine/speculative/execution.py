@@ -345,7 +345,6 @@ class SpeculativeExecution:
             return self._forward(step)
 
     def _forward_rows(self, step: _Step) -> RowOutput:
-        self.target.ensure_capacity(step.base + len(step.rows))
         return self.target.forward_rows(step.rows, want_hidden=self._wants_hidden(step))
 
     def _wants_hidden(self, step: _Step) -> bool:

@@ -49,9 +49,6 @@ class SpeculativeTarget(Protocol):
     def max_context_len(self) -> int:
         """Most tokens the bound cache may hold."""
 
-    def ensure_capacity(self, length: int) -> None:
-        """Make room for `length` tokens. State: capacity only."""
-
     def forward_rows(
         self,
         token_ids: Sequence[int],

@@ -72,10 +72,6 @@ class Trunk:
         """Most tokens the holder may hold."""
         return self._max_context_len
 
-    def ensure_capacity(self, length: int) -> None:
-        """Make room for `length` tokens. State: capacity only."""
-        self._with_room(lambda: self.holder.ensure_capacity(length))
-
     def forward_rows(
         self,
         token_ids: Sequence[int],

@@ -62,7 +62,6 @@ class Chat:
         turn = Turn(ids, stop_ids=list(self.model.tokenizer.eog_ids), max_tokens=max_tokens)
         keep = min(trunk.holder.common_len(ids), len(ids) - 1)
         trunk.rewind_to(keep)
-        trunk.ensure_capacity(len(ids) + max_tokens)
         logits = None
         for start in range(keep, len(ids), 256):
             logits = trunk.forward_rows(ids[start : start + 256]).logits

@@ -90,7 +90,6 @@ class FakeTarget:
     fail_at: set[int] = field(default_factory=set)
     """Numbers of the forwards (from 0) that raise before anything changes."""
     calls: list[Forwarded] = field(default_factory=list)
-    capacity: int = 0
     resolved: list[tuple[int, int]] = field(default_factory=list)
     num_forwards: int = 0
 
@@ -104,10 +103,6 @@ class FakeTarget:
     def cached_len(self) -> int:
         return self.length
 
-    def ensure_capacity(self, length: int) -> None:
-        assert length <= self.max_context_len, "asked for more than the context"
-        self.capacity = max(self.capacity, length)
-
     def forward_rows(
         self,
         token_ids: Sequence[int],
@@ -120,7 +115,6 @@ class FakeTarget:
         assert token_ids, "a forward of no rows"
         assert all(0 <= i < self.vocab_size for i in token_ids), "an id outside the vocabulary"
         assert self.length + len(token_ids) <= self.max_context_len, "rows past the context"
-        assert self.length + len(token_ids) <= self.capacity, "no capacity was ensured"
         if number in self.fail_at:
             raise BackendError(f"injected fault in forward {number}")
         self.calls.append(Forwarded(tuple(token_ids), want_hidden, want_logits))
@@ -371,7 +365,6 @@ def prefill(target: FakeTarget, prompt_ids: Sequence[int], chunk: int = 5) -> np
     row = np.zeros(0)
     for start in range(0, len(prompt_ids), chunk):
         piece = prompt_ids[start : start + chunk]
-        target.ensure_capacity(target.cached_len + len(piece))
         output = target.forward_rows(piece)
         if len(piece) > 1 and isinstance(target, RingTarget):
             target._is_open = False
@@ -391,7 +384,6 @@ class ColdTwin:
         """What a cold cache of these tokens holds; they only ever grow."""
         assert list(token_ids[: len(self._fed)]) == self._fed, "the committed tokens changed"
         for token_id in token_ids[len(self._fed) :]:
-            self._target.ensure_capacity(self._target.cached_len + 1)
             self._target.forward_rows([token_id])
             self._fed.append(token_id)
         return self._target.contents()
@@ -451,7 +443,6 @@ def plain_stream(
     token_id = turn.draw(prefill(target, prompt_ids), len(prompt_ids))
     while not turn.is_over:
         assert token_id is not None
-        target.ensure_capacity(target.cached_len + 1)
         logits = target.forward_rows([token_id]).logits
         assert logits is not None
         token_id = turn.draw(logits[0], target.cached_len)

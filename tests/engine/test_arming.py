@@ -127,7 +127,6 @@ def test_s26_next_chunk_of_the_prompt_is_no_reuse() -> None:
     execution = recording.arm(target)
     for start in (0, 3, 6):
         piece = PROMPT[start : start + 3]
-        target.ensure_capacity(start + 3)
         execution.prefill(piece)
     assert len(recording.made) == 1
     assert recording.told == [
@@ -142,7 +141,6 @@ def test_s26_chunks_hand_over_the_rows_of_their_own_tokens() -> None:
     target = LinearTarget()
     execution = recording.arm(target)
     for start in (0, 5):
-        target.ensure_capacity(8)
         execution.prefill(PROMPT[start : start + 5])
     rows = [row for _, hidden, _ in recording.made[0].commits for row in hidden]  # type: ignore[union-attr]
     for pos, row in enumerate(rows):
@@ -329,7 +327,6 @@ def one_step(
     assert last is not None
     if isinstance(execution, SpeculativeExecution):
         return execution.step(last, turn.num_remaining, turn.draw).token_ids[-1]
-    target.ensure_capacity(target.cached_len + 1)
     logits = target.forward_rows([last]).logits
     assert logits is not None
     return turn.draw(logits[0], target.cached_len)
@@ -363,7 +360,6 @@ def test_s47_context_survives_an_interlude_beside_other_chats(kind: str) -> None
         while not turn.is_over and len(interlude) < 3:
             assert token_id is not None
             interlude.append(token_id)
-            target.ensure_capacity(target.cached_len + 1)
             logits = target.forward_rows([token_id]).logits
             assert logits is not None
             token_id = turn.draw(logits[0], target.cached_len)

@@ -236,7 +236,6 @@ def test_s32_drafts_again_after_a_park(model: LoadedModel, num_parked: int) -> N
         min_draft_prob=0.0,
         clock=FakeClock(),
     )
-    target.ensure_capacity(len(PROMPT))
     turn = Turn(list(PROMPT), GREEDY, max_tokens=NUM_TOKENS)
     logits = execution.prefill(PROMPT).logits
     assert logits is not None

@@ -347,7 +347,6 @@ def test_s03_typed_gate_replaces_the_algorithms_own() -> None:
         execution = SpeculativeExecution(
             target, speculator, FixedWindow(4), min_draft_prob=typed, clock=FakeClock()
         )
-        target.ensure_capacity(9)
         execution.prefill([1, 2])
         execution.step(3, 5, Turn([1, 2, 3]).draw)
         assert speculator.contexts[-1].min_draft_prob == expected
@@ -378,7 +377,6 @@ def test_s04_committed_rows_are_the_kept_ones_and_outlive_the_targets_buffers() 
         assert hidden is not None
         fresh = TARGETS[kind]()
         for pos, token_id in enumerate(stream[:11]):
-            fresh.ensure_capacity(pos + 1)
             true_row = fresh.forward_rows([token_id], want_hidden=True).hidden
             assert true_row is not None
             if pos >= 8:
@@ -405,7 +403,6 @@ def test_s32_head_without_state_drafts_from_any_position() -> None:
     bench = Bench(HeadSpeculator(head, LinearTarget()), window=3)
     kinds = [bench.step().kind for _ in range(3)]
     skipped = bench.turn.emitted[-1]
-    bench.target.ensure_capacity(bench.target.cached_len + 1)
     logits = bench.target.forward_rows([skipped]).logits
     assert logits is not None
     bench.last_id = bench.turn.draw(logits[0], bench.target.cached_len)

@@ -192,7 +192,6 @@ def ruled_plain(marker: int | None) -> RuledTurn:
     token_id = turn.draw(prefill(target, PROMPT), len(PROMPT))
     while not turn.is_over:
         assert token_id is not None
-        target.ensure_capacity(target.cached_len + 1)
         logits = target.forward_rows([token_id]).logits
         assert logits is not None
         token_id = turn.draw(logits[0], target.cached_len)

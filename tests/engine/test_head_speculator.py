@@ -176,7 +176,6 @@ def test_b13_head_state_equals_one_built_cold_over_the_committed_tokens(
     target = LinearTarget()
     speculator = HeadSpeculator(head, target)
     execution = SpeculativeExecution(target, speculator, FixedWindow(4), clock=FakeClock())
-    target.ensure_capacity(len(PROMPT))
     logits = execution.prefill(PROMPT).logits
     assert logits is not None
     turn = Turn(PROMPT, max_tokens=50)

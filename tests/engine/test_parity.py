@@ -114,7 +114,6 @@ def cold_rows(kind: str, token_ids: tuple[int, ...]) -> list[np.ndarray]:
     fresh = TARGETS[kind]()
     rows = []
     for token_id in token_ids:
-        fresh.ensure_capacity(fresh.cached_len + 1)
         hidden = fresh.forward_rows([token_id], want_hidden=True).hidden
         assert hidden is not None
         rows.append(hidden[0].copy())
@@ -176,7 +175,6 @@ def stays_cold(kind: str, target: FakeTarget) -> Callable[[list[int]], None]:
 def prefill_for(execution: SpeculativeExecution, target: FakeTarget) -> np.ndarray:
     """The prompt through the context or plainly and seeded, as the drafter needs it."""
     if execution.prefills_through_context:
-        target.ensure_capacity(len(PROMPT))
         logits = execution.prefill(PROMPT).logits
         assert logits is not None
         return logits[-1].copy()

@@ -47,7 +47,6 @@ def trunk_on(model: Executable, vocab_size: int) -> Trunk:
 def prefill(trunk: Trunk, token_ids: Sequence[int], turn: Turn) -> int:
     """Prompt in two chunks, the last token alone; the first drawn token."""
     for piece in (token_ids[:10], token_ids[10:-1], token_ids[-1:]):
-        trunk.ensure_capacity(trunk.cached_len + len(piece))
         logits = trunk.forward_rows(piece).logits
     assert logits is not None
     token_id = turn.draw(logits[-1], len(token_ids))
@@ -63,7 +62,6 @@ def plain_tokens(trunk: str, sampling: str) -> list[int]:
     turn = Turn(prompt, SAMPLING[sampling], max_tokens=NUM_TOKENS)
     token_id = prefill(target, prompt, turn)
     while not turn.is_over:
-        target.ensure_capacity(target.cached_len + 1)
         logits = target.forward_rows([token_id]).logits
         assert logits is not None
         drawn = turn.draw(logits[0], target.cached_len)

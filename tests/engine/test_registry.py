@@ -214,7 +214,6 @@ def run_toy(algorithm: str, kind: str, plain: Sequence[int], *, governed: bool) 
     row = np.zeros(0)
     for start in range(0, len(PROMPT), 3):
         piece = PROMPT[start : start + 3]
-        target.ensure_capacity(start + len(piece))
         logits = execution.prefill(piece).logits
         assert logits is not None
         target._is_open = False

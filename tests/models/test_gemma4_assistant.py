@@ -121,7 +121,6 @@ class Chat:
 
     def feed(self, token_ids: list[int]) -> None:
         """Forward; keep the last row's hidden."""
-        self.trunk.ensure_capacity(self.trunk.cached_len + len(token_ids))
         hidden = self.trunk.forward_rows(token_ids, want_hidden=True).hidden
         assert hidden is not None
         self.hidden = hidden[-1].copy()
