@@ -132,7 +132,7 @@ class ForetellApp(App[None]):
 
     def _start_engine(self) -> None:
         handle = self.bridge.start()
-        found = self.services.models.find(self.settings.model)
+        found = self._find(self.settings.model)
         self.call_from_worker(self._use_engine, handle, found)
 
     def _use_engine(self, handle: EngineHandle, found: FoundModel | None) -> None:
@@ -251,8 +251,16 @@ class ForetellApp(App[None]):
             self._run_thread(lambda: self._find_and_use(name))
 
     def _find_and_use(self, name: str) -> None:
-        found = self.services.models.find(name)
+        found = self._find(name)
         self.call_from_worker(self.use_model, found)
+
+    def _find(self, name: str) -> FoundModel | None:
+        """The file of a model; a folder that cannot be read is said, and nothing is found in it."""
+        try:
+            return self.services.models.find(name)
+        except (StorageError, OSError) as error:
+            self.call_from_worker(self.show_error, error)
+            return None
 
     def get_first_model(self, *, is_announced: bool) -> None:
         """Download the model to begin with, or say that there is none: the network only if asked.

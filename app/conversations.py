@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import EARLY_ENDS, describe_info
-from app.settings import Settings
+from app.settings import THINK, Settings
 from app.shown import ChatEntry, Mark, ShownMessage
 from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
 from engine.events import (
@@ -106,6 +106,8 @@ class Conversations:
         self._unread: set[str] = set()
         self.model = ""
         """Name of the loaded model; empty holds turns back until there is one."""
+        self.recommended: Mapping[str, float] = {}
+        """What its publisher recommends for the sampler."""
 
     # -- what is there ---------------------------------------------------------
 
@@ -292,16 +294,18 @@ class Conversations:
     # -- parts ---------------------------------------------------------------------
 
     def _answer(self, question: StoredMessage) -> Turn:
+        settings = self._settings()
         # Before the load is through, the model that was asked for is the one that will answer.
-        model = self.model or Path(self._settings().model).name.removesuffix(".gguf")
+        model = self.model or Path(settings.model).name.removesuffix(".gguf")
         writer = self.store.begin_answer(question.chat_id, model=model, parent_id=question.id)
         command = SubmitTurn(
             request_id=uuid.uuid4().hex,
             chat_id=question.chat_id,
             prompt=self._history(question),
-            sampling=self._settings().sampling,
+            sampling=settings.sampling.over(self.recommended),
             attempt=writer.attempt,
             stop_on_repetition=True,
+            think=THINK[settings.think],
         )
         turn = Turn(command, writer, question.id, question.content)
         self._turns[turn.request_id] = turn

@@ -6,6 +6,7 @@ may block on disk or network.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Library:
             hf_cache=self.environment.hf_cache,
             ollama_dirs=self.environment.ollama_models,
             extra_dirs=(
-                *(Path(folder).expanduser() for folder in self.settings.model_folders),
+                *(Path(os.path.expanduser(folder)) for folder in self.settings.model_folders),
                 self.environment.lm_studio_models,
             ),
         )
@@ -101,6 +102,18 @@ class Library:
         near = load_catalog().near(name)
         hint = f"did you mean {', '.join(near)}?" if near else "see 'foretell models list'"
         return ModelNotFound(f"no model {name!r}", hint=hint)
+
+    def recommended(self, model: FoundModel) -> Mapping[str, float]:
+        """What the publisher recommends for the sampler: temperature, top_k, top_p, min_p.
+
+        A file under another name is recognised by its size to the byte.
+        """
+        entry = load_catalog().find(model.name)
+        if entry is None and model.path.is_file():
+            size = model.path.stat().st_size
+            same = (e for e in load_catalog().models if (e.size_bytes, len(e.files)) == (size, 1))
+            entry = next(same, None)
+        return entry.sampling if isinstance(entry, CatalogEntry) else {}
 
     def download(
         self,

@@ -6,12 +6,12 @@ making it imports no backend and opens no model, so that the first paint comes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from app.settings import Settings
+from app.settings import THINK, Settings
 from engine.commands import Command, LoadModel
 from engine.events import EngineEvent
 
@@ -45,6 +45,7 @@ class FoundModel:
             context_len=settings.context_len,
             speculation=settings.speculation,
             system_prompt=settings.system_prompt,
+            think=THINK[settings.think],
         )
 
 
@@ -133,6 +134,9 @@ class ModelLibrary(Protocol):
 
     def find(self, name: str) -> FoundModel | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""
+
+    def recommended(self, model: FoundModel) -> Mapping[str, float]:
+        """What the publisher of a model recommends for its sampler; quick, and may be empty."""
 
     def download(
         self,

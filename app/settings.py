@@ -25,6 +25,8 @@ from engine.speculative.options import SpeculationOptions
 T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2-135m"
+THINK = {"auto": None, "on": True, "off": False}
+"""What a person sets -> what the chat template is told; None leaves it to the template."""
 BACKENDS = ("auto", "native", "torch", "cuda", "mlx")
 MAX_THREADS = 1024
 """Above any machine's cores; 100000 threads took the system minutes to start."""
@@ -39,6 +41,7 @@ _ENVIRONMENT: Mapping[str, str] = {
     "FORETELL_MODEL": "model",
     "FORETELL_BACKEND": "backend",
     "FORETELL_THREADS": "threads",
+    "FORETELL_THINK": "think",
     "HF_HUB_OFFLINE": "offline",
     "FORETELL_OFFLINE": "offline",
     "FORETELL_SPEC": "speculation.is_enabled",
@@ -56,6 +59,31 @@ class SettingsError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """The sampler as a person set it: None leaves a value to the publisher of the model."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises: EngineError naming the field and its value when one is out of range."""
+        self.over({})
+
+    def over(self, recommended: Mapping[str, float]) -> SamplingParams:
+        """What was set, else what is recommended, else the engine's defaults."""
+        chosen = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        known = {name: value for name, value in chosen.items() if value is not None}
+        return SamplingParams(**{**recommended, **known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +108,15 @@ class Settings:
     """Refuse every connection."""
     model_folders: tuple[str, ...] = ()
     """Further folders of GGUF files, used in place."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    think: str = "auto"
+    """Whether models that can switch it think before they answer: auto, on, off."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     def __post_init__(self) -> None:
         """Raises: SettingsError naming the setting and its value when one is out of range."""
+        if self.think not in THINK:
+            raise SettingsError(f"think {self.think!r} is unknown", hint=f"use {', '.join(THINK)}")
         if self.backend not in BACKENDS:
             raise SettingsError(
                 f"backend {self.backend!r} is unknown", hint=f"use {', '.join(BACKENDS)}"
@@ -122,7 +154,7 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
     cache = Path(env.get("XDG_CACHE_HOME") or user / ".cache")
     hf_home = Path(env.get("HF_HOME") or cache / "huggingface")
     return Environment(
-        home=Path(env["FORETELL_HOME"]).expanduser() if env.get("FORETELL_HOME") else None,
+        home=Path(os.path.expanduser(env["FORETELL_HOME"])) if env.get("FORETELL_HOME") else None,
         hf_endpoint=env.get("HF_ENDPOINT") or "https://huggingface.co",
         hf_token=env.get("HF_TOKEN", "").strip() or _read_token(env, hf_home),
         hf_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),

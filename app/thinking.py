@@ -13,6 +13,14 @@ _LONE_CLOSING = re.compile(r"^[ \t]*</think>[ \t]*$", re.MULTILINE)
 answer has none. A tag quoted inside a sentence or in backticks is text."""
 
 
+def find_opening(prompt_tail: str) -> str:
+    """What a template has opened a thought with at the end of the prompt, or empty.
+
+    Put before the answer's text, it makes the text whole: the thought has both its marks.
+    """
+    return prompt_tail if prompt_tail.strip() in (opening for opening, _ in _MARKS) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class SplitAnswer:
     """An answer in its two parts."""

@@ -67,7 +67,7 @@ def run_stream(args: argparse.Namespace, wiring: Wiring) -> None:
         request_id=REQUEST,
         chat_id=REQUEST,
         prompt=args.tokens,
-        sampling=settings.sampling,
+        sampling=settings.sampling.over({}),
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
         stop_ids=tuple(args.stop_ids),
@@ -171,7 +171,7 @@ def _plain_ids(args: argparse.Namespace, wiring: Wiring) -> list[int]:
         REQUEST,
         REQUEST,
         args.tokens,
-        settings.sampling,
+        settings.sampling.over({}),
         max_tokens=None if args.max_tokens is None else args.max_tokens + MAX_WINDOW,
     )
     return list(_run(engine, turn, events).token_ids)

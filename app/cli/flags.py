@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from app.cli.output import USAGE, CommandFailed
@@ -39,6 +40,8 @@ def settings_from(args: argparse.Namespace, settings: Settings) -> Settings:
         for flag, key in _SETTING_OF_FLAG.items()
         if getattr(args, flag, None) is not None
     ]
+    if getattr(args, "think", None) is not None:
+        changes.append(("think", "on" if args.think else "off"))
     if getattr(args, "no_governor", False):
         changes.append(("speculation.use_governor", False))
     try:
@@ -54,9 +57,11 @@ def settings_from(args: argparse.Namespace, settings: Settings) -> Settings:
     return settings
 
 
-def sampling_from(args: argparse.Namespace, settings: Settings) -> SamplingParams:
+def sampling_from(
+    args: argparse.Namespace, settings: Settings, recommended: Mapping[str, float]
+) -> SamplingParams:
     """The sampler of one answer; without `--seed` and without a configured seed, a fresh one."""
-    sampling = settings.sampling
+    sampling = settings.sampling.over(recommended)
     if args.seed is None and sampling.seed == 0:
         return dataclasses.replace(sampling, seed=secrets.randbits(31))
     return sampling

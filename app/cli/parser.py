@@ -75,6 +75,7 @@ def _add_chat(commands: Commands[Parser]) -> None:
     which.add_argument(
         "--continue", dest="resume", action="store_true", help="open the newest chat"
     )
+    _think(chat)
     add_speculation(chat)
 
 
@@ -86,6 +87,7 @@ def _add_ask(commands: Commands[Parser]) -> None:
     _model(ask)
     ask.add_argument("-s", "--system", metavar="TEXT", help="system prompt")
     ask.add_argument("--raw", action="store_true", help="skip the chat template")
+    _think(ask)
     add_sampling(ask)
     ask.add_argument("--ctx-size", type=int, metavar="N", help="most tokens of prompt and answer")
     ask.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -173,6 +175,11 @@ def _offline(parser: Parser, default: bool | str = argparse.SUPPRESS) -> None:
     """Before the command or, where something may connect, behind it: there it has no default."""
     text = "make every connection an error"
     parser.add_argument("--offline", action="store_true", default=default, help=text)
+
+
+def _think(parser: Parser) -> None:
+    text = "think before answering or not, where the model has a switch (its own default)"
+    parser.add_argument("--think", action=argparse.BooleanOptionalAction, help=text)
 
 
 def _tokens(parser: Parser) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ class FakeLibrary:
     deleted: list[Path] = field(default_factory=list)
     deleted_parts: list[str] = field(default_factory=list)
     script: Callable[..., Path | None] | None = None
+    recommendations: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def installed(self) -> Sequence[InstalledModel]:
         return list(self.models)
@@ -41,6 +42,9 @@ class FakeLibrary:
     def find(self, name: str) -> FoundModel | None:
         found = (FoundModel(m.name, m.path) for m in self.models if name in (m.name, str(m.path)))
         return next(found, None)
+
+    def recommended(self, model: FoundModel) -> Mapping[str, float]:
+        return self.recommendations.get(model.name, {})
 
     def download(
         self,

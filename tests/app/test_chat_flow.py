@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.screens.dialogs import EditDialog
-from app.settings import Settings
+from app.settings import SamplingSettings, Settings
 from app.widgets.message import MessageView
 from engine.commands import CancelTurn, LoadModel, Stop, SubmitTurn, UpdateSpeculation
 from engine.events import Notice
+from engine.sampling_params import SamplingParams
 from tests.app.app_fixtures import Stage, open_stage
 from tests.app.fake_engine import FakeEngine
 
@@ -368,10 +368,13 @@ async def test_any_text_is_shown_as_it_is(tmp_path: Path) -> None:
 
 
 async def test_settings_of_a_run_reach_the_turn(tmp_path: Path) -> None:
-    sampling = replace(Settings().sampling, temperature=0.0, seed=7)
-    async with open_stage(tmp_path, settings=Settings(sampling=sampling)) as stage:
+    settings = Settings(sampling=SamplingSettings(temperature=0.0, seed=7), think="off")
+    async with open_stage(tmp_path, settings=settings) as stage:
+        stage.app.conversations.recommended = {"temperature": 0.6, "top_k": 20}
         await stage.ask("x")
-        assert stage.engine.sent(SubmitTurn)[0].sampling == sampling
+        (turn,) = stage.engine.sent(SubmitTurn)
+        assert turn.sampling == SamplingParams(temperature=0.0, top_k=20, seed=7)
+        assert turn.think is False
 
 
 async def test_thinking_is_folded_and_unfolds_with_a_key(tmp_path: Path) -> None:

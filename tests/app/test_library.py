@@ -118,3 +118,22 @@ def test_a_model_used_in_place_has_one_name_however_it_is_asked_for(
     (listed,) = library.installed()
     found = [library.find(asked) for asked in (str(link), "Theirs-Q4_0", "theirs-q4_0.gguf")]
     assert found == [FoundModel(listed.name, link)] * 3
+
+
+def test_a_publishers_sampler_is_found_by_name_and_by_the_files_size(
+    library: Library, tmp_path: Path
+) -> None:
+    """Every model ran with the sampler of SmolLM2."""
+    entry = next(m for m in load_catalog().models if m.name == "qwen3-0.6b")
+    other = tmp_path / "Some-Name.gguf"
+    with other.open("wb") as file:
+        file.truncate(entry.size_bytes)
+    assert library.recommended(FoundModel("qwen3-0.6b", tmp_path / "gone.gguf")) == entry.sampling
+    assert library.recommended(FoundModel("Some-Name", other)) == entry.sampling
+    assert library.recommended(FoundModel("unknown", tmp_path / "gone.gguf")) == {}
+
+
+def test_a_model_folder_below_the_home_of_nobody_is_an_empty_one(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "FORETELL_HOME": "~nobody-of-this-name/foretell"}
+    settings = Settings(model_folders=("~nobody-of-this-name/models",))
+    assert Library(Paths(tmp_path), settings, read_environment(env)).installed() == []

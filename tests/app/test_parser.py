@@ -11,6 +11,7 @@ from app.cli.main import main
 from app.cli.output import USAGE, CommandFailed
 from app.cli.parser import build_parser
 from app.settings import Settings
+from engine.sampling_params import SamplingParams
 
 
 def parse(*argv: str) -> argparse.Namespace:
@@ -65,7 +66,21 @@ def test_flags_that_are_zero_count_as_given() -> None:
 
 def test_without_a_seed_each_answer_draws_its_own() -> None:
     args = parse("ask", "x")
-    assert sampling_from(args, Settings()).seed != sampling_from(args, Settings()).seed
+    assert sampling_from(args, Settings(), {}).seed != sampling_from(args, Settings(), {}).seed
+
+
+def test_the_switch_for_thinking_is_a_setting_where_it_is_given() -> None:
+    assert settings_from(parse("chat", "--think"), Settings()).think == "on"
+    assert settings_from(parse("ask", "x", "--no-think"), Settings()).think == "off"
+    assert settings_from(parse("ask", "x"), Settings(think="on")).think == "on"
+
+
+def test_flags_beat_the_publisher_who_beats_the_defaults() -> None:
+    args = parse("ask", "x", "--temp", "0.1", "--seed", "4")
+    settings = settings_from(args, Settings())
+    sampling = sampling_from(args, settings, {"temperature": 0.6, "top_k": 20})
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.1, 20, 4)
+    assert sampling.top_p == SamplingParams().top_p
 
 
 def test_token_lists_name_what_is_no_id(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def test_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
         ("threads = 100000", ["threads 100000", "1024"]),
         ("[sampling]\ntop_p = 3.0", ["top-p 3.0"]),
         ("[speculation]\nwindow = 65", ["spec-draft 65"]),
+        ("think = 'perhaps'", ["'perhaps'", "auto, on, off"]),
         ("backend = 'abacus'", ["'abacus'", "native"]),
         ("model = ", ["cannot read settings"]),
     ],

@@ -9,9 +9,8 @@ import pytest
 from textual.widgets import Input, Select, Switch, TextArea
 
 from app.screens.settings import SECTIONS, SettingRow, SettingsScreen
-from app.settings import Settings
+from app.settings import SamplingSettings, Settings
 from engine.commands import LoadModel, UpdateSpeculation
-from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 from tests.app.app_fixtures import Stage, open_stage
 
@@ -41,7 +40,7 @@ async def enter(stage: Stage, key: str, text: str) -> None:
 
 def test_every_sampling_and_speculation_field_is_in_the_form() -> None:
     keys = {field.key for section in SECTIONS for field in section.fields}
-    for part, kind in (("sampling", SamplingParams), ("speculation", SpeculationOptions)):
+    for part, kind in (("sampling", SamplingSettings), ("speculation", SpeculationOptions)):
         assert {f"{part}.{field.name}" for field in dataclasses.fields(kind)} <= keys
     assert {"system_prompt", "theme", "context_len"} <= keys
 
