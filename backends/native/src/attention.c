@@ -28,7 +28,8 @@ typedef struct attention_job {
 } attention_job;
 
 typedef struct unit_scratch {
-    float *q, *acc, *block_acc, *weights, *max, *sum, *block_max, *block_sum;
+    float *q, *weights, *wide;
+    ft_pieces running, block; /* of all blocks so far, and of one */
     int32_t *begin, *end;
 } unit_scratch;
 
@@ -52,7 +53,7 @@ static int most_dims(const ft_program *p) {
 
 size_t ft_attention_scratch_bytes(const ft_program *p) {
     const size_t queries = (size_t)most_queries(p), dims = (size_t)most_dims(p);
-    const size_t floats = queries * (3 * dims + FT_KEY_BLOCK + 4) + queries * 2;
+    const size_t floats = queries * (3 * dims + FT_KEY_BLOCK + 6) + 2 * FT_KEY_BLOCK * dims;
     return (floats * sizeof(float) + 1023) & ~(size_t)63;
 }
 
@@ -60,14 +61,15 @@ static unit_scratch carve(const ft_program *p, int thread) {
     const size_t queries = (size_t)most_queries(p), dims = (size_t)most_dims(p);
     unit_scratch s;
     s.q = ft_thread_scratch(p, thread);
-    s.acc = s.q + queries * dims;
-    s.block_acc = s.acc + queries * dims;
-    s.weights = s.block_acc + queries * dims;
-    s.max = s.weights + queries * FT_KEY_BLOCK;
-    s.sum = s.max + queries;
-    s.block_max = s.sum + queries;
-    s.block_sum = s.block_max + queries;
-    s.begin = (int32_t *)(s.block_sum + queries);
+    s.wide = s.q + queries * dims;
+    s.weights = s.wide + 2 * FT_KEY_BLOCK * dims;
+    s.running.acc = s.weights + queries * FT_KEY_BLOCK;
+    s.block.acc = s.running.acc + queries * dims;
+    s.running.max = s.block.acc + queries * dims;
+    s.running.sum = s.running.max + queries;
+    s.block.max = s.running.sum + queries;
+    s.block.sum = s.block.max + queries;
+    s.begin = (int32_t *)(s.block.sum + queries);
     s.end = s.begin + queries;
     return s;
 }
@@ -201,9 +203,9 @@ static void visible_range(const attention_job *job, const row_tile *tile, int64_
     }
 }
 
-/* One key block for the unit's queries; results go to max, sum, acc. */
+/* One key block for the unit's queries. */
 static void attend_block(const attention_job *job, const row_tile *tile, int kv_head, int64_t block,
-                         const unit_scratch *s, float *max, float *sum, float *acc) {
+                         const unit_scratch *s, ft_pieces out) {
     const ft_program *p = job->p;
     const int64_t kv = job->slot->kv_heads, bytes = (int64_t)element_bytes(p);
     const int64_t at = block * FT_KEY_BLOCK % tile->memory->capacity * kv + kv_head * FT_KEY_BLOCK;
@@ -214,36 +216,29 @@ static void attend_block(const attention_job *job, const row_tile *tile, int kv_
         .k = (const uint8_t *)tile->memory->keys + at * job->dim * bytes,
         .v = (const uint8_t *)tile->memory->values + at * job->dim_padded * bytes,
         .begin = s->begin, .end = s->end,
-        .weights = s->weights, .max = max, .sum = sum, .acc = acc,
+        .weights = s->weights, .wide = s->wide, .out = out,
     };
     p->vec->attend(&call);
 }
 
-static void write_rows(const attention_job *job, const row_tile *tile, int kv_head, const float *acc,
-                       const float *sum) {
+static void write_rows(const attention_job *job, const row_tile *tile, int kv_head,
+                       const ft_pieces *running) {
     for (int r = 0, i = 0; r < tile->rows; r++) {
         float *out = job->dst + (tile->row + r) * job->dst_stride + (int64_t)kv_head * job->group * job->dim;
         for (int h = 0; h < job->group; h++, i++) {
-            const float inverse = 1.0f / sum[i];
+            const float inverse = 1.0f / running->sum[i];
             for (int d = 0; d < job->dim; d++)
-                out[h * job->dim + d] = acc[(int64_t)i * job->dim_padded + d] * inverse;
+                out[h * job->dim + d] = running->acc[(int64_t)i * job->dim_padded + d] * inverse;
         }
     }
 }
 
-static void clear_running(const attention_job *job, const unit_scratch *s, int queries) {
+static void clear_pieces(const attention_job *job, const ft_pieces *pieces, int queries) {
     for (int i = 0; i < queries; i++) {
-        s->max[i] = -INFINITY;
-        s->sum[i] = 0.0f;
+        pieces->max[i] = -INFINITY;
+        pieces->sum[i] = 0.0f;
     }
-    memset(s->acc, 0, sizeof(float) * (size_t)queries * (size_t)job->dim_padded);
-}
-
-static void fold(const attention_job *job, const unit_scratch *s, int queries, const float *max,
-                 const float *sum, const float *acc) {
-    for (int64_t i = 0; i < queries; i++)
-        job->p->vec->merge(&s->max[i], &s->sum[i], s->acc + i * job->dim_padded, max[i], sum[i],
-                           acc + i * job->dim_padded, job->dim_padded);
+    memset(pieces->acc, 0, sizeof(float) * (size_t)queries * (size_t)job->dim_padded);
 }
 
 static void block_span(const attention_job *job, const row_tile *tile, int64_t *first, int64_t *last) {
@@ -261,13 +256,13 @@ static void attend_units(void *arg, int begin, int end, int thread) {
         const int queries = tile.rows * job->group;
         int64_t block, last;
         gather_queries(job, &tile, kv_head, s.q);
-        clear_running(job, &s, queries);
+        clear_pieces(job, &s.running, queries);
         block_span(job, &tile, &block, &last);
         for (; block < last; block++) {
-            attend_block(job, &tile, kv_head, block, &s, s.block_max, s.block_sum, s.block_acc);
-            fold(job, &s, queries, s.block_max, s.block_sum, s.block_acc);
+            attend_block(job, &tile, kv_head, block, &s, s.block);
+            job->p->vec->merge(&s.running, &s.block, queries, job->dim_padded);
         }
-        write_rows(job, &tile, kv_head, s.acc, s.sum);
+        write_rows(job, &tile, kv_head, &s.running);
     }
 }
 
@@ -277,10 +272,12 @@ static size_t partial_floats(const attention_job *job) {
     return (size_t)job->tile_rows * (size_t)job->group * ((size_t)job->dim_padded + 2);
 }
 
-/* max | sum | acc of one (tile, kv head, block). */
-static float *partial_of(const attention_job *job, int unit, int64_t block) {
-    return (float *)job->p->partial.data +
-           ((size_t)unit * (size_t)job->blocks + (size_t)block) * partial_floats(job);
+/* Of one (tile, kv head, block). */
+static ft_pieces partial_of(const attention_job *job, int unit, int64_t block) {
+    const int queries = job->tile_rows * job->group;
+    float *max = (float *)job->p->partial.data +
+                 ((size_t)unit * (size_t)job->blocks + (size_t)block) * partial_floats(job);
+    return (ft_pieces){.max = max, .sum = max + queries, .acc = max + 2 * queries};
 }
 
 static void attend_pieces(void *arg, int begin, int end, int thread) {
@@ -289,14 +286,12 @@ static void attend_pieces(void *arg, int begin, int end, int thread) {
     for (int piece = begin; piece < end; piece++) {
         const int unit = piece / job->blocks, kv_head = unit % job->slot->kv_heads;
         const row_tile tile = find_tile(job, unit / job->slot->kv_heads);
-        const int queries = job->tile_rows * job->group;
         int64_t first, last;
         block_span(job, &tile, &first, &last);
         const int64_t block = first + piece % job->blocks;
         if (block >= last) continue;
-        float *out = partial_of(job, unit, block - first);
         gather_queries(job, &tile, kv_head, s.q);
-        attend_block(job, &tile, kv_head, block, &s, out, out + queries, out + 2 * queries);
+        attend_block(job, &tile, kv_head, block, &s, partial_of(job, unit, block - first));
     }
 }
 
@@ -305,15 +300,15 @@ static void fold_units(void *arg, int begin, int end, int thread) {
     const unit_scratch s = carve(job->p, thread);
     for (int unit = begin; unit < end; unit++) {
         const row_tile tile = find_tile(job, unit / job->slot->kv_heads);
-        const int queries = tile.rows * job->group, stride = job->tile_rows * job->group;
+        const int queries = tile.rows * job->group;
         int64_t first, last;
         block_span(job, &tile, &first, &last);
-        clear_running(job, &s, queries);
+        clear_pieces(job, &s.running, queries);
         for (int64_t block = first; block < last; block++) {
-            const float *in = partial_of(job, unit, block - first);
-            fold(job, &s, queries, in, in + stride, in + 2 * stride);
+            const ft_pieces piece = partial_of(job, unit, block - first);
+            job->p->vec->merge(&s.running, &piece, queries, job->dim_padded);
         }
-        write_rows(job, &tile, unit % job->slot->kv_heads, s.acc, s.sum);
+        write_rows(job, &tile, unit % job->slot->kv_heads, &s.running);
     }
 }
 

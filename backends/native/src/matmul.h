@@ -50,7 +50,7 @@ typedef struct ft_tile {
 typedef struct ft_scratch {
     ft_panel panel;
     float acc[2 * FT_TILE * FT_GROUP];
-    int32_t products[8 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
+    int32_t products[2 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
     ft_side side[FT_SIDE_WORDS];
 } ft_scratch;
 

@@ -16,14 +16,16 @@ FT_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,amx-tile,amx-int8")
 #define ROWS 16            /* rows of a full tile */
 #define BATCH_ROWS 64      /* rows that share an unpacked panel: with it they just fit the first level */
 #define PRODUCTS (16 * 16) /* words of one result tile */
-#define RING 4             /* result tiles in flight */
 
-/* Tile registers: results, activations, weights; the PART ones are as high as the last rows need. */
-#define SUMS 0
-#define SUMS_PART 1
-#define ROW 2
-#define ROW_PART 3
-#define WEIGHTS 4
+/* Tile registers: results (even and odd products), activations, weights; the PART ones are as high as
+ * the last rows need. */
+#define SUMS_EVEN 0
+#define SUMS_ODD 1
+#define SUMS_PART_EVEN 2
+#define SUMS_PART_ODD 3
+#define ROW 4
+#define ROW_PART 5
+#define WEIGHTS 6
 
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -31,12 +33,23 @@ typedef struct tile_config {
     uint8_t rows[16];
 } tile_config;
 
+/* One row of a tile whose sums start at FT_BIAS. */
+static const int32_t bias_words[16] = {
+    FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS,
+    FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS, FT_BIAS_BITS,
+};
+
 static void configure(int inputs, int part_rows) {
     tile_config c = {.palette = 1};
-    c.row_bytes[SUMS] = c.row_bytes[SUMS_PART] = c.row_bytes[WEIGHTS] = 64;
+    const uint8_t part = (uint8_t)(part_rows > 0 ? part_rows : ROWS);
+    for (int sums = SUMS_EVEN; sums <= SUMS_PART_ODD; sums++) {
+        c.row_bytes[sums] = 64;
+        c.rows[sums] = sums < SUMS_PART_EVEN ? ROWS : part;
+    }
     c.row_bytes[ROW] = c.row_bytes[ROW_PART] = (uint16_t)inputs;
-    c.rows[SUMS] = c.rows[ROW] = ROWS;
-    c.rows[SUMS_PART] = c.rows[ROW_PART] = (uint8_t)(part_rows > 0 ? part_rows : ROWS);
+    c.rows[ROW] = ROWS;
+    c.rows[ROW_PART] = part;
+    c.row_bytes[WEIGHTS] = 64;
     c.rows[WEIGHTS] = (uint8_t)(inputs / 4);
     _tile_loadconfig(&c);
 }
@@ -55,7 +68,7 @@ typedef struct row_tile {
     int64_t stride;  /* bytes from row to row of q */
     const ft_side *side[2]; /* of rows 0..7 and 8..15 */
     int blocks;
-    int32_t *products; /* [RING][2][16][16] */
+    int32_t *products; /* [2][16][16]: of the last even and odd product */
     float *acc; /* 16 rows of 16, acc_stride floats apart: added to, or written if is_first */
     int64_t acc_stride;
     int is_first;
@@ -63,41 +76,54 @@ typedef struct row_tile {
     int ahead_lines, ahead_step;
 } row_tile;
 
-FT_INLINE void multiply(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part, int32_t *out) {
-    _tile_loadd(WEIGHTS, codes, 64);
-    if (is_part) {
-        _tile_loadd(ROW_PART, q, stride);
-        _tile_zero(SUMS_PART);
-        _tile_dpbssd(SUMS_PART, ROW_PART, WEIGHTS);
-        _tile_stored(SUMS_PART, out, 64);
-    } else {
-        _tile_loadd(ROW, q, stride);
-        _tile_zero(SUMS);
-        _tile_dpbssd(SUMS, ROW, WEIGHTS);
-        _tile_stored(SUMS, out, 64);
-    }
-}
-
-FT_INLINE void multiply_block(const row_tile *t, int b, int scales, int is_part) {
-    const uint8_t *codes = t->panel->codes + b * FT_CODE_BYTES;
-    int32_t *out = t->products + b % RING * 2 * PRODUCTS;
+FT_INLINE void prefetch_ahead(const row_tile *t, int b) {
     for (int i = 0; i < t->ahead_lines; i++) {
         _mm_prefetch(t->ahead + (int64_t)b * t->ahead_step + 64 * i, _MM_HINT_T1);
     }
-    multiply(codes, t->q + b * FT_BLOCK, t->stride, is_part, out);
-    if (scales == 2) {
-        multiply(codes + FT_CODE_BYTES / 2, t->q + b * FT_BLOCK + 16, t->stride, is_part, out + PRODUCTS);
+}
+
+/* Products are counted over blocks and their halves. Store product p - 2 and begin product p in the same
+ * register: a result is stored one product late, when the tile unit is done with it. The sums of a block,
+ * or of its first half, start at FT_BIAS. */
+#define EXCHANGE(t, p, total, scales, sums, row)                                        \
+    if ((p) >= 2) {                                                                     \
+        _tile_stored(sums, (t)->products + sums % 2 * PRODUCTS, 64);                    \
+    }                                                                                   \
+    if ((p) < (total)) {                                                                \
+        if (scales == 2 && sums % 2 == 1) {                                             \
+            _tile_zero(sums);                                                           \
+        } else {                                                                        \
+            prefetch_ahead(t, (p) / scales);                                            \
+            _tile_loadd(sums, bias_words, 0);                                        \
+        }                                                                               \
+        _tile_loadd(WEIGHTS, (t)->panel->codes + (p) * (FT_CODE_BYTES / scales), 64);   \
+        _tile_loadd(row, (t)->q + (p) * (FT_BLOCK / scales), (t)->stride);              \
+        _tile_dpbssd(sums, row, WEIGHTS);                                               \
+    }
+FT_INLINE void exchange_even(const row_tile *t, int p, int total, int scales, int is_part) {
+    if (is_part) {
+        EXCHANGE(t, p, total, scales, SUMS_PART_EVEN, ROW_PART)
+    } else {
+        EXCHANGE(t, p, total, scales, SUMS_EVEN, ROW)
+    }
+}
+FT_INLINE void exchange_odd(const row_tile *t, int p, int total, int scales, int is_part) {
+    if (is_part) {
+        EXCHANGE(t, p, total, scales, SUMS_PART_ODD, ROW_PART)
+    } else {
+        EXCHANGE(t, p, total, scales, SUMS_ODD, ROW)
     }
 }
 
 FT_INLINE void accumulate_block(const row_tile *t, int b, int scales, int has_min, __m512 *acc) {
-    const int32_t *sums = t->products + b % RING * 2 * PRODUCTS;
+    const float *sums = (const float *)t->products + (scales == 1 ? b % 2 * PRODUCTS : 0);
     const float *scale = t->panel->scale + b * scales * FT_GROUP, *min = t->panel->min + b * scales * FT_GROUP;
+    const __m512 unbias = _mm512_mul_ps(_mm512_load_ps(scale), _mm512_set1_ps(-FT_BIAS));
     int64_t at = (int64_t)b * (1 + scales) * FT_TILE;
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         const ft_side *side = t->side[i / FT_TILE] + at + i % FT_TILE;
-        __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 16 * i)), _mm512_load_ps(scale));
+        __m512 x = _mm512_fmadd_ps(_mm512_load_ps(sums + 16 * i), _mm512_load_ps(scale), unbias);
         if (scales == 2) {
             __m512 second = _mm512_cvtepi32_ps(_mm512_load_si512(sums + PRODUCTS + 16 * i));
             x = _mm512_fmadd_ps(second, _mm512_load_ps(scale + 16), x);
@@ -110,20 +136,21 @@ FT_INLINE void accumulate_block(const row_tile *t, int b, int scales, int has_mi
     }
 }
 
-/* The float part runs two blocks behind the tile unit, whose results take about 50 cycles to be stored:
- * 70 cycles per block and tile; 83 when it runs one behind. */
 FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part) {
+    const int total = t->blocks * scales;
     __m512 acc[ROWS];
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         acc[i] = t->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->acc + i * t->acc_stride);
     }
-    for (int b = 0; b < t->blocks + 2; b++) {
-        if (b < t->blocks) {
-            multiply_block(t, b, scales, is_part);
+    for (int p = 0; p < total + 2; p += 2) {
+        exchange_even(t, p, total, scales, is_part);
+        if (scales == 1 && p >= 2) {
+            accumulate_block(t, p - 2, scales, has_min, acc);
         }
-        if (b >= 2) {
-            accumulate_block(t, b - 2, scales, has_min, acc);
+        exchange_odd(t, p + 1, total, scales, is_part);
+        if (p >= 2 && p / scales <= t->blocks) {
+            accumulate_block(t, scales == 1 ? p - 1 : p / 2 - 1, scales, has_min, acc);
         }
     }
     FT_UNROLL

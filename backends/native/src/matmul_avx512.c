@@ -184,23 +184,24 @@ FT_INLINE __m512i four(const int8_t *q) {
     return _mm512_set1_epi32(word);
 }
 
-FT_INLINE __m512 dot(const __m512i *codes, const int8_t *q, int count, __m512i sum) {
+FT_INLINE __m512i dot(const __m512i *codes, const int8_t *q, int count, __m512i sum) {
     FT_UNROLL
     for (int v = 0; v < count; v++) {
         sum = _mm512_dpbusd_epi32(sum, codes[v], four(q + 4 * v));
     }
-    return _mm512_cvtepi32_ps(sum);
+    return sum;
 }
 
 FT_INLINE __m512 row_block(const __m512i *codes, const int8_t *q, const float *scale, const float *min,
-                           const ft_side *side, int scales, int has_min) {
-    __m512i zero = _mm512_setzero_si512();
+                           __m512 unbias, const ft_side *side, int scales, int has_min) {
+    __m512i bias = _mm512_set1_epi32(FT_BIAS_BITS);
     int count = 8 / scales;
-    __m512 t = dot(codes, q, count, has_min ? zero : _mm512_set1_epi32(side[FT_TILE].i));
-    t = _mm512_mul_ps(t, _mm512_load_ps(scale));
+    __m512i sum = dot(codes, q, count, has_min ? bias : _mm512_add_epi32(bias, _mm512_set1_epi32(side[FT_TILE].i)));
+    __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), _mm512_load_ps(scale), unbias);
     if (scales == 2) {
-        __m512i start = has_min ? zero : _mm512_set1_epi32(side[2 * FT_TILE].i);
-        t = _mm512_fmadd_ps(dot(codes + count, q + 16, count, start), _mm512_load_ps(scale + 16), t);
+        __m512i start = has_min ? _mm512_setzero_si512() : _mm512_set1_epi32(side[2 * FT_TILE].i);
+        sum = dot(codes + count, q + 16, count, start);
+        t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(scale + 16), t);
     }
     for (int s = 0; has_min && s < scales; s++) {
         t = _mm512_fmadd_ps(_mm512_load_ps(min + 16 * s), _mm512_set1_ps(side[(1 + s) * FT_TILE].f), t);
@@ -230,9 +231,10 @@ FT_INLINE void tile_rows(const ft_tile *t, int rows, int scales, int has_min) {
         for (int v = 0; v < 8; v++) {
             codes[v] = _mm512_load_si512(code_bytes + 64 * v);
         }
+        __m512 unbias = _mm512_mul_ps(_mm512_load_ps(scale), _mm512_set1_ps(-FT_BIAS));
         FT_UNROLL
         for (int i = 0; i < rows; i++) {
-            __m512 sum = row_block(codes, q[i] + 32 * b, scale, min, side + i, scales, has_min);
+            __m512 sum = row_block(codes, q[i] + 32 * b, scale, min, unbias, side + i, scales, has_min);
             acc[i] = _mm512_fmadd_ps(sum, _mm512_set1_ps(side[i].f), acc[i]);
         }
         code_bytes += FT_CODE_BYTES;

@@ -7,6 +7,14 @@
 /* Rows from which the tile unit wins over vpdpbusd; twice as many where a scale covers 16 inputs. */
 #define FT_AMX_ROWS 10
 
+/* An exact sum that started at these bits is, read as a float, FT_BIAS + sum while |sum| < 2^22. Then
+ * fma(bits, scale, -FT_BIAS * scale) is sum * scale rounded once: a scale has at most 19 significant bits
+ * (a half times a byte), so the last term is exact. It saves the conversion, which counts: beside tile
+ * instructions 512-bit multiplications and conversions run on one port instead of two (measured: 58 cycles
+ * for 64 instead of 29; additions keep 29). */
+#define FT_BIAS 12582912.0f
+#define FT_BIAS_BITS 0x4B400000
+
 extern const ft_ops ft_avx512_ops;
 extern const ft_kernels ft_avx512_kernels, ft_amx_kernels, ft_avxvnni_kernels, ft_avx2_kernels;
 

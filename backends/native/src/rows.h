@@ -11,9 +11,15 @@
 
 #define FT_KEY_TILE 16   /* positions whose keys lie interleaved, dimension by dimension */
 #define FT_KEY_BLOCK 128 /* positions of one softmax block; blocks start at multiples of it */
-#define FT_QUERIES 8     /* most queries of one attend() call */
+#define FT_QUERIES 8     /* queries that share a value in a register */
 
 enum ft_activation { FT_SILU = 0, FT_GELU_TANH = 1 };
+
+/* Softmax of some queries over some positions: largest score, sum of e^(score - max), and the values
+ * weighted by that. Pieces over ascending positions are merged. */
+typedef struct ft_pieces {
+    float *max, *sum, *acc; /* [queries], [queries], [queries, dim_padded] */
+} ft_pieces;
 
 /* One block of keys and values of one kv head, and some queries on it.
  * Keys lie [tile][dim][16], values [position][dim_padded]. */
@@ -23,7 +29,8 @@ typedef struct ft_attend {
     const void *k, *v;
     const int32_t *begin, *end; /* per query: visible positions of the block, 0 .. FT_KEY_BLOCK */
     float *weights;             /* scratch [queries, FT_KEY_BLOCK] */
-    float *max, *sum, *acc;     /* results: [queries], [queries], [queries, dim_padded] */
+    float *wide;                /* scratch [2, FT_KEY_BLOCK, dim_padded] */
+    ft_pieces out;
 } ft_attend;
 
 typedef struct ft_rows {
@@ -51,11 +58,10 @@ typedef struct ft_rows {
     /* Store one head's key into its tile ([dim][16] at lane) and value into its row. */
     void (*store_key)(const float *x, void *tile, int lane, int dim, int is_f32);
     void (*store_value)(const float *x, void *row, int dim, int is_f32);
-    /* Softmax pieces of one block: max and sum of exp(score - max), and the weighted values. */
+    /* The pieces of one block. */
     void (*attend)(const ft_attend *a);
-    /* Fold a block's results into running ones, in this order. */
-    void (*merge)(float *max, float *sum, float *acc, float block_max, float block_sum,
-                  const float *block_acc, int n);
+    /* Fold a block's pieces into those of the positions before it. */
+    void (*merge)(const ft_pieces *to, const ft_pieces *from, int queries, int dim_padded);
 } ft_rows;
 
 /* The table that goes with a kernel set of that name (a prefix decides). */

@@ -4,6 +4,12 @@
 
 #define FT_MAX_FINITE_F16 65504.0f
 
+/* Of a key block, so that it stays in the first level while many queries pass over it. */
+#ifndef STRIP_TILES
+#define STRIP_TILES 4
+#define STRIP_DIMS 64
+#endif
+
 static float sum_of_squares(const float *x, int n) {
     v16 acc = v_set1(0.0f);
     int i = 0;
@@ -206,28 +212,26 @@ FT_INLINE void weigh_columns(const ft_attend *a, int q0, int t0, int t1, int d, 
     v16 acc[FT_QUERIES][8];
     for (int i = 0; i < queries; i++)
         for (int j = 0; j < columns; j++) acc[i][j] = v_set1(0.0f);
-    for (int t = t0; t < t1; t++) {
-        for (int lane = 0; lane < FT_KEY_TILE; lane++) {
-            v16 v[8];
-            for (int j = 0; j < columns; j++)
-                v[j] = load_kv(a->v, (t * FT_KEY_TILE + lane) * a->dim_padded + d + 16 * j, is_f32);
-            for (int i = 0; i < queries; i++) {
-                v16 w = v_set1(weights[i * FT_KEY_BLOCK + t * FT_KEY_TILE + lane]);
-                for (int j = 0; j < columns; j++) acc[i][j] = v_fma(w, v[j], acc[i][j]);
-            }
+    for (int t = t0 * FT_KEY_TILE; t < t1 * FT_KEY_TILE; t++) {
+        v16 v[8];
+        for (int j = 0; j < columns; j++)
+            v[j] = load_kv(a->v, (int64_t)t * a->dim_padded + d + 16 * j, is_f32);
+        for (int i = 0; i < queries; i++) {
+            v16 w = v_set1(weights[i * FT_KEY_BLOCK + t]);
+            for (int j = 0; j < columns; j++) acc[i][j] = v_fma(w, v[j], acc[i][j]);
         }
     }
     for (int i = 0; i < queries; i++)
         for (int j = 0; j < columns; j++)
-            v_store(a->acc + (int64_t)(q0 + i) * a->dim_padded + d + 16 * j, acc[i][j]);
+            v_store(a->out.acc + (int64_t)(q0 + i) * a->dim_padded + d + 16 * j, acc[i][j]);
 }
 
-FT_INLINE void weigh(const ft_attend *a, int q0, int t0, int t1, const int queries,
+FT_INLINE void weigh(const ft_attend *a, int q0, int t0, int t1, int d0, int d1, const int queries,
                      const int columns, const int is_f32) {
-    int d = 0;
-    for (; d + 16 * columns <= a->dim_padded; d += 16 * columns)
+    int d = d0;
+    for (; d + 16 * columns <= d1; d += 16 * columns)
         weigh_columns(a, q0, t0, t1, d, queries, columns, is_f32);
-    for (; d < a->dim_padded; d += 16) weigh_columns(a, q0, t0, t1, d, queries, 1, is_f32);
+    for (; d < d1; d += 16) weigh_columns(a, q0, t0, t1, d, queries, 1, is_f32);
 }
 
 /* Scores of query i to weights exp(score - max); invisible positions get weight 0. */
@@ -238,38 +242,73 @@ static void soften(const ft_attend *a, int i, int t0, int t1) {
     for (int j = a->end[i] > from ? a->end[i] : from; j < to; j++) w[j] = -INFINITY;
     v16 best = v_set1(-INFINITY);
     for (int j = from; j < to; j += 16) best = v_max(best, v_load(w + j));
-    a->max[i] = v_largest(best);
-    const v16 max = v_set1(a->max[i] == -INFINITY ? 0.0f : a->max[i]);
+    a->out.max[i] = v_largest(best);
+    const v16 max = v_set1(a->out.max[i] == -INFINITY ? 0.0f : a->out.max[i]);
     v16 sum = v_set1(0.0f);
     for (int j = from; j < to; j += 16) {
         v16 e = v_exp(v_sub(v_load(w + j), max));
         sum = v_add(sum, e);
         v_store(w + j, e);
     }
-    a->sum[i] = v_sum(sum);
+    a->out.sum[i] = v_sum(sum);
 }
-
-#define FT_BOTH_TYPES(call, queries, width)                    \
-    if (a->is_f32) call(a, q0, t0, t1, queries, width, 1);     \
-    else call(a, q0, t0, t1, queries, width, 0)
 
 /* How many accumulators fit in registers decides the width; it never changes a sum's order. */
+#define FT_BY_QUERIES(call, queries, is_f32, ...)                          \
+    switch (queries) {                                                     \
+    case 1: call(__VA_ARGS__, 1, FT_WIDTH_1, is_f32); break;               \
+    case 2: call(__VA_ARGS__, 2, FT_WIDTH_2, is_f32); break;               \
+    case 3: call(__VA_ARGS__, 3, FT_WIDTH_4, is_f32); break;               \
+    case 4: call(__VA_ARGS__, 4, FT_WIDTH_4, is_f32); break;               \
+    default: call(__VA_ARGS__, FT_QUERIES, FT_WIDTH_8, is_f32); break;     \
+    }
+
 static void score_some(const ft_attend *a, int q0, int t0, int t1, int queries) {
-    switch (queries) {
-    case 1: FT_BOTH_TYPES(score, 1, FT_WIDTH_1); break;
-    case 2: FT_BOTH_TYPES(score, 2, FT_WIDTH_2); break;
-    case 3: FT_BOTH_TYPES(score, 3, FT_WIDTH_4); break;
-    case 4: FT_BOTH_TYPES(score, 4, FT_WIDTH_4); break;
-    default: FT_BOTH_TYPES(score, 8, FT_WIDTH_8); break;
+    if (a->is_f32) {
+        FT_BY_QUERIES(score, queries, 1, a, q0, t0, t1)
+    } else {
+        FT_BY_QUERIES(score, queries, 0, a, q0, t0, t1)
     }
 }
-static void weigh_some(const ft_attend *a, int q0, int t0, int t1, int queries) {
-    switch (queries) {
-    case 1: FT_BOTH_TYPES(weigh, 1, FT_WIDTH_1); break;
-    case 2: FT_BOTH_TYPES(weigh, 2, FT_WIDTH_2); break;
-    case 3: FT_BOTH_TYPES(weigh, 3, FT_WIDTH_4); break;
-    case 4: FT_BOTH_TYPES(weigh, 4, FT_WIDTH_4); break;
-    default: FT_BOTH_TYPES(weigh, 8, FT_WIDTH_8); break;
+static void weigh_some(const ft_attend *a, int q0, int t0, int t1, int d0, int d1, int queries) {
+    if (a->is_f32) {
+        FT_BY_QUERIES(weigh, queries, 1, a, q0, t0, t1, d0, d1)
+    } else {
+        FT_BY_QUERIES(weigh, queries, 0, a, q0, t0, t1, d0, d1)
+    }
+}
+static int some_queries(int left) { return left >= FT_QUERIES ? FT_QUERIES : left >= 4 ? 4 : left; }
+
+/* Tiles [t0, t1) of keys and values as floats: many queries would convert each of them again. */
+static ft_attend widen(const ft_attend *a, int t0, int t1) {
+    ft_attend wide = *a;
+    float *k = a->wide, *v = a->wide + FT_KEY_BLOCK * a->dim;
+    for (int i = t0 * FT_KEY_TILE * a->dim; i < t1 * FT_KEY_TILE * a->dim; i += 16)
+        v_store(k + i, v_load_f16((const uint16_t *)a->k + i));
+    for (int i = t0 * FT_KEY_TILE * a->dim_padded; i < t1 * FT_KEY_TILE * a->dim_padded; i += 16)
+        v_store(v + i, v_load_f16((const uint16_t *)a->v + i));
+    wide.k = k;
+    wide.v = v;
+    wide.is_f32 = 1;
+    return wide;
+}
+
+/* All queries pass over a strip of the block before the next strip: it stays in the first level. */
+static void attend_strips(const ft_attend *a, int t0, int t1, int strip_tiles, int strip_dims) {
+    for (int t = t0; t < t1; t += strip_tiles) {
+        const int end = t + strip_tiles < t1 ? t + strip_tiles : t1;
+        for (int q0 = 0, n; q0 < a->queries; q0 += n) {
+            n = some_queries(a->queries - q0);
+            score_some(a, q0, t, end, n);
+        }
+    }
+    for (int i = 0; i < a->queries; i++) soften(a, i, t0, t1);
+    for (int d = 0; d < a->dim_padded; d += strip_dims) {
+        const int end = d + strip_dims < a->dim_padded ? d + strip_dims : a->dim_padded;
+        for (int q0 = 0, n; q0 < a->queries; q0 += n) {
+            n = some_queries(a->queries - q0);
+            weigh_some(a, q0, t0, t1, d, end, n);
+        }
     }
 }
 
@@ -280,24 +319,33 @@ static void attend(const ft_attend *a) {
         if (a->end[i] > last) last = a->end[i];
     }
     const int t0 = first / FT_KEY_TILE, t1 = (last + FT_KEY_TILE - 1) / FT_KEY_TILE;
-    for (int q0 = 0; q0 < a->queries;) {
-        int left = a->queries - q0, n = left >= 8 ? 8 : left >= 4 ? 4 : left;
-        score_some(a, q0, t0, t1, n);
-        for (int i = q0; i < q0 + n; i++) soften(a, i, t0, t1);
-        weigh_some(a, q0, t0, t1, n);
-        q0 += n;
+    if (a->queries <= FT_QUERIES) {
+        attend_strips(a, t0, t1, FT_KEY_BLOCK / FT_KEY_TILE, a->dim_padded);
+        return;
     }
+    const ft_attend many = a->is_f32 ? *a : widen(a, t0, t1);
+    attend_strips(&many, t0, t1, STRIP_TILES, STRIP_DIMS);
 }
 
-static void merge(float *max, float *sum, float *acc, float block_max, float block_sum,
-                  const float *block_acc, int n) {
-    if (block_max == -INFINITY) return;
-    const float top = *max > block_max ? *max : block_max;
-    const float old = ft_expf(*max - top), fresh = ft_expf(block_max - top);
-    *max = top;
-    *sum = fmaf(block_sum, fresh, *sum * old);
-    const v16 keep = v_set1(old), take = v_set1(fresh);
-    FT_MAP(acc, block_acc, n, v_fma(b, take, v_mul(a, keep)))
+static void merge(const ft_pieces *to, const ft_pieces *from, int queries, int dim_padded) {
+    for (int first = 0; first < queries; first += 16) {
+        const int n = queries - first < 16 ? queries - first : 16;
+        const v16 old_max = v_load_part(to->max + first, n, 0.0f);
+        const v16 new_max = v_load_part(from->max + first, n, 0.0f), top = v_max(old_max, new_max);
+        float keep[16], take[16], max[16];
+        v_store(keep, v_exp(v_sub(old_max, top)));
+        v_store(take, v_exp(v_sub(new_max, top)));
+        v_store(max, top);
+        for (int q = first; q < first + n; q++) {
+            if (from->max[q] == -INFINITY) continue; /* nothing of the block is visible */
+            const v16 old = v_set1(keep[q - first]), fresh = v_set1(take[q - first]);
+            float *acc = to->acc + (int64_t)q * dim_padded;
+            const float *piece = from->acc + (int64_t)q * dim_padded;
+            to->max[q] = max[q - first];
+            to->sum[q] = fmaf(from->sum[q], take[q - first], to->sum[q] * keep[q - first]);
+            FT_MAP(acc, piece, dim_padded, v_fma(b, fresh, v_mul(a, old)))
+        }
+    }
 }
 
 const ft_rows FT_NAME = {

@@ -189,6 +189,23 @@ FT_INLINE void v_store_part(float *p, int n, v16 a) {
     v_store(lanes, a);
     memcpy(p, lanes, (size_t)n * sizeof(float));
 }
+/* Lanes folded in halves: i with i + 8, then i + 4, i + 2, i + 1. */
+#if FT_VEC == 512 || FT_VEC == 256
+#if FT_VEC == 512
+FT_INLINE __m256 ft_low_half(v16 a) { return _mm512_castps512_ps256(a); }
+FT_INLINE __m256 ft_high_half(v16 a) { return _mm512_extractf32x8_ps(a, 1); }
+#else
+FT_INLINE __m256 ft_low_half(v16 a) { return a.lo; }
+FT_INLINE __m256 ft_high_half(v16 a) { return a.hi; }
+#endif
+#define FT_FOLD(a, op256, op128)                                              \
+    const __m256 eight = op256(ft_low_half(a), ft_high_half(a));              \
+    __m128 x = op128(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+    x = op128(x, _mm_movehl_ps(x, x));                                        \
+    return _mm_cvtss_f32(op128(x, _mm_movehdup_ps(x)))
+FT_INLINE float v_sum(v16 a) { FT_FOLD(a, _mm256_add_ps, _mm_add_ps); }
+FT_INLINE float v_largest(v16 a) { FT_FOLD(a, _mm256_max_ps, _mm_max_ps); }
+#else
 FT_INLINE float v_sum(v16 a) {
     float f[16];
     v_store(f, a);
@@ -203,6 +220,7 @@ FT_INLINE float v_largest(v16 a) {
         for (int i = 0; i < half; i++) f[i] = f[i] > f[i + half] ? f[i] : f[i + half];
     return f[0];
 }
+#endif
 
 /* e^x within about one unit in the last place; 0 below -87.3, finite above 88.3.
  * Source: Cephes expf, S. Moshier (range reduction constants and polynomial). */
@@ -220,11 +238,6 @@ FT_INLINE v16 v_exp(v16 x) {
     p = v_fma(p, r, v_set1(5.0000001201e-1f));
     p = v_fma(p, v_mul(r, r), v_add(r, v_set1(1.0f)));
     return v_zero_below(x, low, v_scale_by_power(p, t));
-}
-FT_INLINE float ft_expf(float x) {
-    float lanes[16];
-    v_store(lanes, v_exp(v_set1(x)));
-    return lanes[0];
 }
 
 #endif
