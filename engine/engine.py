@@ -213,6 +213,7 @@ class InferenceEngine:
     def _model_info(self, load_ms: float) -> ModelInfo:
         assert self._session is not None, "called after a load"
         model, executable = self._session.model, self._session.model.executable
+        speculation = self._session.speculation
         return ModelInfo(
             name=model.name,
             architecture=model.architecture,
@@ -226,7 +227,9 @@ class InferenceEngine:
             weight_bytes=executable.weight_bytes,
             cache_bytes_per_token=executable.cache_bytes_per_token,
             load_ms=load_ms,
-            algorithms=self._session.speculation.algorithms,
+            algorithms=speculation.algorithms,
+            algorithm=speculation.algorithm,
+            declined=speculation.decline,
             refusal=model.traits.refusal,
             content_hash=model.content_hash,
         )

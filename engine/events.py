@@ -44,6 +44,10 @@ class ModelInfo:
     load_ms: float
     algorithms: tuple[str, ...] = ()
     """Speculation algorithms that can serve this model, `auto` resolved first."""
+    algorithm: str | None = None
+    """The one that serves under the options the model was loaded with, or None."""
+    declined: str | None = None
+    """Why nothing drafts under those options, or None."""
     refusal: str | None = None
     """Why this model does not speculate, or None."""
     content_hash: str = ""

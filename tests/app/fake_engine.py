@@ -51,6 +51,7 @@ def make_model_info(name: str = "smollm2-135m", **changes: object) -> ModelInfo:
         cache_bytes_per_token=23_040,
         load_ms=120.0,
         algorithms=("ngram",),
+        algorithm="ngram",
     )
     return dataclasses.replace(info, **changes)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
 from app.widgets.status_bar import Status, compose_status, format_tokens
 from engine.events import TurnStats
+from tests.app.app_fixtures import open_stage
+from tests.app.fake_engine import FakeEngine
 
 BUSY = Status(
     model="smollm2-135m",
@@ -70,3 +73,11 @@ def test_token_counts_are_short(count: int, text: str) -> None:
 
 def test_nothing_in_the_line_is_markup() -> None:
     assert "[red]x[/" in compose_status(Status(model="[red]x[/", phase="ready"), 60).plain
+
+
+async def test_a_model_that_drafts_nothing_as_it_was_asked_to_says_so(tmp_path: Path) -> None:
+    engine = FakeEngine(loads_by_itself=False)
+    async with open_stage(tmp_path, engine=engine) as stage:
+        engine.finish_load(algorithm=None, declined="draft-head needs a draft head")
+        await stage.settle()
+        assert "spec on, nothing drafts" in stage.words

@@ -262,6 +262,16 @@ def test_loading_reports_progress_and_the_model() -> None:
     assert isinstance(rig.events[0], ModelLoading)
     info = of_type(rig.events, ModelLoaded)[0].info
     assert (info.context_len, info.vocab_size, info.algorithms) == (4096, 264, ("ngram",))
+    assert (info.algorithm, info.declined) == (None, "speculation is off")
+
+
+def test_a_loaded_model_says_what_drafts_under_the_options_it_was_loaded_with() -> None:
+    info = of_type(_rig(options=SpeculationOptions()).events, ModelLoaded)[0].info
+    assert (info.algorithm, info.declined) == ("ngram", None)
+    asked = SpeculationOptions(algorithm="draft-head")
+    info = of_type(_rig(options=asked).events, ModelLoaded)[0].info
+    assert info.algorithm is None
+    assert info.declined == "draft-head needs a draft head and this model has none"
 
 
 def test_the_context_is_bounded_by_the_model_and_by_memory() -> None:
