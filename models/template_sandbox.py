@@ -255,6 +255,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         """Every call of a template; text methods are checked for what they would build."""
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
+            if __obj.__name__ == "join":
+                # Filters like `map` give generators, which can be walked through only once.
+                args = tuple(map(list, args))
             __self._check_method(owner, __obj.__name__, args)
         if isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
             __self.bounded((args, kwargs))

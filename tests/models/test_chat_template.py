@@ -390,6 +390,14 @@ def test_a_namespace_that_holds_itself_can_be_written_out(toy: GgufTokenizer) ->
     assert prompt(toy, source, user("x")) == "<Namespace>1"
 
 
+def test_what_a_filter_yields_once_is_joined_by_the_method_as_by_the_filter(
+    toy: GgufTokenizer,
+) -> None:
+    names = "messages | map(attribute='role')"
+    source = f"{{{{ '+'.join({names}) }}}} {{{{ {names} | join('+') }}}}"
+    assert prompt(toy, source, user("x"), assistant("y")) == "user+assistant user+assistant"
+
+
 def test_ordinary_numbers_in_a_format_are_no_danger(toy: GgufTokenizer) -> None:
     source = "{{ '2024 was %d' % 3 }} {{ 'in {:>3} 20240'.format(1) }} {{ 2 ** 10 }}"
     assert prompt(toy, source, user("x")) == "2024 was 3 in   1 20240 1024"
