@@ -109,7 +109,7 @@ class ModelFiles:
         A path that exists wins, then an exact name, then the same in other letter case.
         Raises: ModelNotFound with near names.
         """
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # the method raises for a user who does not exist
         models = self.installed()
         if _is_path(name) and path.is_file():
             return _at(path.absolute(), models)

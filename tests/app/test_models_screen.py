@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from app.app import ModelState
 from app.screens.models import ModelsScreen
 from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
 from app.settings import DEFAULT_MODEL, Settings
@@ -362,3 +366,19 @@ async def test_in_a_chat_with_messages_nothing_is_downloaded_unasked(tmp_path: P
         await stage.settle()
         assert stage.app.downloads.states == {}
         assert "smollm2-135m was not found: F3" in stage.notices
+
+
+async def test_a_folder_that_cannot_be_read_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(library: FakeLibrary, name: str) -> None:
+        raise PermissionError(13, "Permission denied", "/mnt/usb")
+
+    monkeypatch.setattr(FakeLibrary, "find", fail)
+    async with open_stage(tmp_path) as stage:
+        assert "/mnt/usb: Permission denied" in stage.notices
+        assert "no model" in stage.text
+        stage.app.model = ModelState(DEFAULT_MODEL, "ready")
+        stage.app.change_settings(replace(stage.app.settings, context_len=512))
+        await stage.settle()
+        assert len(stage.app._notifications) == 2

@@ -62,6 +62,15 @@ def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
     assert files.parts() == []
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x.gguf", "~nobody-of-this-name"])
+def test_the_home_of_a_user_who_does_not_exist_is_an_unknown_model(
+    tmp_path: Path, name: str
+) -> None:
+    """pathlib raised RuntimeError, and a typed `~models/x.gguf` ended the program."""
+    with pytest.raises(ModelNotFound, match="no model or file '~nobody"):
+        ModelFiles(tmp_path).resolve(name)
+
+
 def test_an_unknown_name_suggests_near_ones(tmp_path: Path) -> None:
     write(tmp_path / "smollm2-135m.gguf")
     with pytest.raises(ModelNotFound, match="'smollm-135m'") as caught:
