@@ -1,4 +1,4 @@
-"""Command names and the functions that run them."""
+"""Command names and the functions that run them; a failure is raised, or is an exit code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from app.cli.output import USAGE, CommandFailed, is_terminal, say
 from app.wiring import Wiring
 
 
-def run_chat(args: argparse.Namespace, wiring: Wiring) -> None:
-    """Open the screen. Raises: CommandFailed when there is no terminal, ChatGone for a bad id."""
+def run_chat(args: argparse.Namespace, wiring: Wiring) -> int | None:
+    """Open the screen; its exit code. It has printed by itself what went wrong.
+
+    Raises: CommandFailed when there is no terminal, ChatGone for a bad id.
+    """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise CommandFailed(
             "the chat needs a terminal", hint="pipe a prompt into 'foretell ask'", exit_code=USAGE
@@ -22,7 +25,9 @@ def run_chat(args: argparse.Namespace, wiring: Wiring) -> None:
     chat_id = _chosen_chat(args, wiring)
     from app.app import ForetellApp  # after every check that can fail without a screen
 
-    ForetellApp(wiring.services(settings, chat_id=chat_id)).run()
+    app = ForetellApp(wiring.services(settings, chat_id=chat_id))
+    app.run()
+    return app.return_code
 
 
 def _chosen_chat(args: argparse.Namespace, wiring: Wiring) -> str | None:
@@ -86,7 +91,7 @@ def run_config(args: argparse.Namespace, wiring: Wiring) -> None:
     say(f"{'decided by':20} {reason}")
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace, Wiring], None]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace, Wiring], int | None]] = {
     "chat": run_chat,
     "ask": run_ask,
     "models": run_models,

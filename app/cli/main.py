@@ -84,14 +84,13 @@ def _dispatch(args: argparse.Namespace) -> int:
     try:
         wiring = Wiring.from_environment(is_offline=args.offline)
         start_log(wiring.paths.log_file)
-        COMMANDS[args.command or "chat"](args, wiring)
+        return COMMANDS[args.command or "chat"](args, wiring) or OK
     except StorageError as error:
         code = exit_codes.get(type(error), FAILURE)
         raise CommandFailed(str(error), hint=error.hint, exit_code=code) from error
     except (SettingsError, EngineError, BackendError) as error:
         kind: ErrorKind = getattr(error, "kind", "failure")
         raise CommandFailed(str(error), hint=error.hint, exit_code=EXIT_CODES[kind]) from error
-    return OK
 
 
 def _os_message(error: OSError) -> str:

@@ -385,3 +385,13 @@ def test_a_model_that_cannot_be_run_is_not_pulled(
     )
     assert main(["models", "pull", "smollm2-135m"]) == BAD_MODEL
     assert capsys.readouterr().err.startswith("foretell: smollm2-135m: architecture llama is not")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, OK), (None, OK), (1, FAILURE)])
+def test_a_screen_that_failed_leaves_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, expected: int
+) -> None:
+    """A database that could not be opened, and a crash, left with 0."""
+    monkeypatch.setattr("app.cli.commands.is_terminal", lambda stream: True)
+    monkeypatch.setattr("app.app.ForetellApp.run", lambda app: setattr(app, "_return_code", code))
+    assert main(["chat"]) == expected
