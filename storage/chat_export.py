@@ -20,10 +20,15 @@ def export_markdown(chat: Chat, messages: list[StoredMessage]) -> str:
 
 
 def export_json(chat: Chat, messages: list[StoredMessage]) -> str:
-    """The chat and the given messages (pass every branch) as one JSON document."""
+    """The chat and the given messages (pass every branch) as one JSON document.
+
+    Each answer names its model; the one a chat was opened with says nothing about them.
+    """
+    facts = dataclasses.asdict(chat) | _times(chat)
+    del facts["model"]
     document: dict[str, Any] = {
         "format": "foretell-chat-1",
-        "chat": dataclasses.asdict(chat) | _times(chat),
+        "chat": facts,
         "messages": [
             dataclasses.asdict(message) | {"created_at": _time(message.created_at)}
             for message in messages
@@ -33,8 +38,7 @@ def export_json(chat: Chat, messages: list[StoredMessage]) -> str:
 
 
 def _facts(chat: Chat) -> str:
-    model = f", model {chat.model}" if chat.model else ""
-    return f"Chat {chat.id}, {_time(chat.created_at)}{model}\n"
+    return f"Chat {chat.id}, {_time(chat.created_at)}\n"
 
 
 def _heading(message: StoredMessage) -> str:

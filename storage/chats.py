@@ -38,6 +38,9 @@ _ID_LEN: Final = 6
 
 _TITLE_LEN: Final = 60
 
+_JOINED_MODELS: Final = " + "
+"""Between the names of the models that wrote one answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -141,6 +144,10 @@ class ChatStore:
         """Give a chat another title. Raises: ChatGone."""
         self._set(chat_id, "title", " ".join(title.split()))
 
+    def set_system_prompt(self, chat_id: str, text: str) -> None:
+        """Give a chat another system prompt, from its next answer on. Raises: ChatGone."""
+        self._set(chat_id, "system_prompt", text)
+
     def save_draft(self, chat_id: str, text: str) -> None:
         """Keep what was typed and not sent; the chat does not move in the list.
 
@@ -224,17 +231,33 @@ class ChatStore:
         State:  the writer is flushed with the others by `flush`, until it is finished.
         Raises: ChatGone.
         """
-        pid, started = this_process()
         with self._db.transaction() as db:
             head_id = _head_id(db, chat_id)
             follows = head_id if parent_id is None else parent_id
             message_id = self._insert(db, chat_id, follows, "assistant", "", "partial")
+        return self._open_answer(message_id, model)
+
+    def resume_answer(self, message_id: int, *, model: str) -> AnswerWriter:
+        """Open an answer again that ended early: what is appended goes behind its text.
+
+        State:  the answer is `partial` until it is finished; the name of another model joins the
+                first one's.
+        Raises: ChatGone.
+        """
+        before = self.message(message_id).model
+        names = [name for name in before.split(_JOINED_MODELS) if name and name != model]
+        return self._open_answer(message_id, _JOINED_MODELS.join([*names, model]))
+
+    def _open_answer(self, message_id: int, model: str) -> AnswerWriter:
+        pid, started = this_process()
+        with self._db.transaction() as db:
             db.execute(
-                "UPDATE messages SET model = ?, owner_pid = ?, owner_started = ? WHERE id = ?",
+                "UPDATE messages SET state = 'partial', model = ?, owner_pid = ?, owner_started = ?"
+                " WHERE id = ?",
                 (model, pid, started, message_id),
             )
-        attempt = self.message(message_id).attempt
-        writer = AnswerWriter(self._db, chat_id, message_id, attempt, now=self._now)
+        message = self.message(message_id)
+        writer = AnswerWriter(self._db, message.chat_id, message_id, message.attempt, now=self._now)
         self._writers.append(writer)
         return writer
 

@@ -229,3 +229,46 @@ def test_f4_kill_9_loses_nothing_that_was_flushed(
     assert store.get(chat_id).draft == "the next question"
     assert database.query("PRAGMA integrity_check")[0][0] == "ok"
     database.close()
+
+
+def test_an_answer_that_ended_early_goes_on_as_the_same_message(store: ChatStore) -> None:
+    chat = store.create()
+    store.add_message(chat.id, "user", "q")
+    first = store.begin_answer(chat.id, model="tiny")
+    first.append("half an ")
+    first.finish("stopped")
+    writer = store.resume_answer(first.message_id, model="other")
+    assert (writer.attempt, store.message(first.message_id).state) == (first.attempt, "partial")
+    writer.append("answer")
+    writer.finish("complete")
+    (_, answer) = store.messages(chat.id)
+    assert (answer.id, answer.content, answer.state) == (
+        first.message_id,
+        "half an answer",
+        "complete",
+    )
+    assert answer.model == "tiny + other"
+    assert store.search("half an answer")[0].message_id == answer.id
+
+
+def test_an_answer_that_goes_on_with_its_own_model_names_it_once(store: ChatStore) -> None:
+    chat = store.create()
+    first = store.begin_answer(chat.id, model="tiny")
+    first.append("half")
+    first.finish("stopped")
+    for model in ("tiny", "other", "tiny"):
+        store.resume_answer(first.message_id, model=model).finish("stopped")
+    assert store.message(first.message_id).model == "other + tiny"
+
+
+def test_a_writer_that_dies_while_going_on_leaves_the_answer_interrupted(
+    store: ChatStore, database: Database
+) -> None:
+    chat = store.create()
+    first = store.begin_answer(chat.id, model="tiny")
+    first.append("half")
+    first.finish("stopped")
+    store.resume_answer(first.message_id, model="tiny")
+    with database.transaction() as db:
+        db.execute("UPDATE messages SET owner_pid = 0")
+    assert ChatStore(database).message(first.message_id).state == "interrupted"

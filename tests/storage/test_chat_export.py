@@ -26,6 +26,7 @@ def test_markdown_has_the_shown_path_word_for_word(store: ChatStore) -> None:
     assert "## User\n\nWhat is `x`?\n\n```c\nint x;\n```\n" in text
     assert text.endswith("## Assistant (tiny Q4_1, stopped)\n\nnew 漢字\n")
     assert "old" not in text
+    assert "model tiny" not in text
 
 
 def test_json_has_every_branch_with_models_and_statistics(store: ChatStore) -> None:
@@ -35,4 +36,5 @@ def test_json_has_every_branch_with_models_and_statistics(store: ChatStore) -> N
     assert document["messages"][2]["stats"] == {"n": 1}
     assert document["messages"][2]["parent_id"] == document["messages"][0]["id"]
     assert document["chat"]["system_prompt"] == "be brief"
+    assert "model" not in document["chat"]
     assert document["chat"]["created_at"] == "1970-01-01T00:16:40+00:00"

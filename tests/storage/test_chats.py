@@ -237,3 +237,11 @@ def test_f6_two_processes_write_two_hundred_messages_each(tmp_path: Path) -> Non
         assert shown(store, chat_id) == expected
     assert database.query("PRAGMA integrity_check")[0][0] == "ok"
     database.close()
+
+
+def test_a_chats_system_prompt_can_be_changed(store: ChatStore) -> None:
+    chat = store.create(system_prompt="be brief")
+    store.set_system_prompt(chat.id, "be long")
+    assert store.get(chat.id).system_prompt == "be long"
+    with pytest.raises(ChatGone):
+        store.set_system_prompt("nobody", "x")
