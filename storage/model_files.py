@@ -14,7 +14,6 @@ import operator
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -89,13 +88,20 @@ class ModelFiles:
     """Further folders of GGUF files, searched with their subfolders."""
 
     def installed(self) -> list[ModelFile]:
-        """Every model that was found, the program's own first, names made unique."""
+        """Every model that was found, the program's own first, names made unique.
+
+        A file that is found twice, because one folder contains another, counts once.
+        """
         found = list(scan_folder(self.models_dir, "foretell"))
         for folder in self.extra_dirs:
             found += scan_folder(folder, "folder")
         if self.hf_cache is not None:
             found += scan_hf_cache(self.hf_cache)
-        for folder in self.ollama_dirs:
+        once: dict[Path, ModelFile] = {}
+        for model in found:
+            once.setdefault(model.path.parent.resolve() / model.path.name, model)
+        found = list(once.values())
+        for folder in self.ollama_dirs:  # here one file may have several names
             found += scan_ollama(folder)
         return _with_unique_names(found)
 
@@ -286,13 +292,12 @@ def _equal_ignoring_case(left: str, right: str) -> bool:
 
 
 def _with_unique_names(models: list[ModelFile]) -> list[ModelFile]:
-    counts = Counter(model.name for model in models)
     taken: set[str] = set()
     unique: list[ModelFile] = []
     for model in models:
-        name = model.name
-        if counts[name] > 1 and name in taken:
-            name = str(model.path)
+        name = model.name if model.name not in taken else str(model.path)
+        if name in taken:
+            continue  # the same file under the same name of another Ollama host
         taken.add(name)
         unique.append(replace(model, name=name))
     return unique

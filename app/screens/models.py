@@ -68,8 +68,8 @@ def make_lines(
     """Installed models first, then what can be downloaded; drafters under their model."""
     lines: list[ModelLine] = []
     for model in installed:
-        lines.append(ModelLine(f"installed:{model.path}", installed=model))
-        lines.extend(_drafter_lines(f"installed:{model.path}", model.drafters, installed=model))
+        lines.append(ModelLine(f"installed:{model.name}", installed=model))
+        lines.extend(_drafter_lines(f"installed:{model.name}", model.drafters, installed=model))
     for entry in catalog:
         if not entry.is_installed:
             lines.append(ModelLine(f"catalog:{entry.name}", entry=entry))

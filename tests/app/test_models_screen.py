@@ -382,3 +382,18 @@ async def test_a_folder_that_cannot_be_read_is_said_and_ends_nothing(
         stage.app.change_settings(replace(stage.app.settings, context_len=512))
         await stage.settle()
         assert len(stage.app._notifications) == 2
+
+
+async def test_two_names_of_one_file_are_two_lines(tmp_path: Path) -> None:
+    """Two tags of one Ollama model ended the program: lines of the same key."""
+    names = ["ollama:m:latest", "ollama:m:8b"]
+    tags = [
+        InstalledModel(name, Path("/o/blob"), 5_000_000_000, "", "Ollama", False) for name in names
+    ]
+    async with open_stage(tmp_path, library=FakeLibrary(models=[SMOL, *tags])) as stage:
+        await open_models(stage)
+        await stage.pilot.press("down", "down", "enter")
+        await stage.settle()
+        assert stage.engine.sent(LoadModel)[-1].name == "ollama:m:8b"
+        await open_models(stage)
+        assert "● ollama:m:8b" in stage.words

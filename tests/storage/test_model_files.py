@@ -71,6 +71,21 @@ def test_the_home_of_a_user_who_does_not_exist_is_an_unknown_model(
         ModelFiles(tmp_path).resolve(name)
 
 
+def test_a_folder_inside_another_is_not_listed_twice(tmp_path: Path) -> None:
+    own, outer = tmp_path / "home" / "models", tmp_path / "home"
+    for path in (own / "a.gguf", outer / "more" / "b.gguf", outer / "other" / "b.gguf"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"GGUF")
+    extra = (outer, outer / "more", outer / "more" / ".." / "other", outer / "more")
+    listed = ModelFiles(own, extra_dirs=extra).installed()
+    names = ["a", "b", str(outer / "other" / "b.gguf")]
+    assert [(model.name, model.origin) for model in listed] == [
+        (names[0], "foretell"),
+        (names[1], "folder"),
+        (names[2], "folder"),
+    ]
+
+
 def test_an_unknown_name_suggests_near_ones(tmp_path: Path) -> None:
     write(tmp_path / "smollm2-135m.gguf")
     with pytest.raises(ModelNotFound, match="'smollm-135m'") as caught:
