@@ -32,6 +32,10 @@ class NoChatTemplate(EngineError):
     """A base model has no format for a conversation."""
 
 
+class NotANumber(EngineError):
+    """A row of logits is not finite; the cache behind it must not be used again."""
+
+
 class LoadInterrupted(EngineError):
     """The engine was told to stop while a model was loading."""
 

@@ -169,7 +169,7 @@ class Request:
 
         Shapes: row [V] float32, valid during the call.
         State:  sampler, stop rule, text and counters take the token.
-        Raises: EngineError when the row is not finite; nothing is emitted then.
+        Raises: NotANumber when the row is not finite; nothing is emitted then.
         """
         token_id = self._sampler.draw(row)
         self._sampler.accept(token_id)

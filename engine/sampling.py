@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.errors import NotANumber
 from engine.sampling_params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -56,7 +56,7 @@ class Sampler:
         """The token at `position`, from its logits; `accept` must be told of it.
 
         Shapes: row [V] float32, not changed.
-        Raises: EngineError when the row is not finite.
+        Raises: NotANumber when the row is not finite.
         """
         if self._counts:
             row = self._penalized(row)
@@ -114,10 +114,10 @@ def _mix(z: int) -> int:
 
 
 def _argmax(row: np.ndarray) -> int:
-    """The largest logit's id, the lowest one on a tie. Raises: EngineError on NaN."""
+    """The largest logit's id, the lowest one on a tie. Raises: NotANumber."""
     best = int(np.argmax(row))
     if not np.isfinite(row[best]):
-        raise EngineError(
+        raise NotANumber(
             "the model's output is not a number", hint="the file may be damaged: check its hash"
         )
     return best

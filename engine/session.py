@@ -10,7 +10,7 @@ from engine.cache.holder import Holder
 from engine.cache.holder_store import HolderStore
 from engine.commands import Message, SubmitTurn
 from engine.contracts import Clock, LoadedModel
-from engine.errors import EngineError
+from engine.errors import EngineError, NotANumber
 from engine.events import ErrorInfo, FinishReason, Notice
 from engine.executor import PREFILL_CHUNK, TURN_ERRORS, Executor, ExecutorCallbacks
 from engine.options import EngineOptions
@@ -198,6 +198,9 @@ class ModelSession:
 
     def _fail(self, request: Request, error: Exception) -> None:
         self._leave(request)
+        if isinstance(error, NotANumber):
+            # Every turn that went on from this cache would fail alike.
+            self.store.discard(request.turn.chat_id)
         request.fail(describe_error(error))
 
     def _leave(self, request: Request) -> None:

@@ -45,6 +45,12 @@ DRAFTER_FAULTS = (
 )
 """What a broken drafter may raise: it is dropped, the answer goes on plainly (never fails)."""
 
+VERIFY_FAULTS = (BackendError, MemoryError, OSError)
+"""What a forward of many rows may raise where one of a single row would still do."""
+
+DRAW_FAULTS = (EngineError, MemoryError, OSError)
+"""What drawing from a row may raise; it ends the turn."""
+
 
 class Window(Protocol):
     """How far to draft."""
@@ -230,14 +236,15 @@ class SpeculativeExecution:
     def step(self, last_token_id: int, max_tokens: int, draw: DrawRow) -> StepResult:
         """Emit between 1 and `max_tokens` tokens after `last_token_id`, which is not cached yet.
 
-        State:  the cache grows by as many tokens as are emitted; by none when it raises.
+        State:  the cache grows by as many tokens as are emitted. When it raises, it holds no draft
+                that was not emitted.
         Raises: BackendError, EngineError from the target or from `draw`, never from the drafter.
         """
         began = self._clock()
         step = self._draft(last_token_id, max_tokens)
         drafted = self._clock()
         self._verify(step, draw)
-        self._rollback(step)
+        self._rollback(step, len(step.drawn))
         self._commit(step)
         self._account(step, (drafted - began) * 1e3, (self._clock() - drafted) * 1e3)
         return self._result(step)
@@ -322,8 +329,13 @@ class SpeculativeExecution:
         """Forward the rows once and draw from them until a draw differs from its draft."""
         output = self._forward(step)
         assert output.logits is not None, "a verify needs logits"
-        with self.stats.phase("sample"):
-            step.drawn = draw_rows(step.rows, output.logits, step.base, draw)
+        try:
+            with self.stats.phase("sample"):
+                _draw_rows(step, output.logits, draw)
+        except DRAW_FAULTS:
+            # The row that could not be drawn is that of an emitted token, those behind it are not.
+            self._rollback(step, len(step.drawn) + 1)
+            raise
         if output.hidden is not None:
             # The arrays are the target's until its next forward, and a rollback may be one.
             step.hidden = output.hidden[: len(step.drawn)].copy()
@@ -339,7 +351,7 @@ class SpeculativeExecution:
                     step.snapshot = self.target.snapshot_state()
             with self.stats.phase("verify"):
                 return self._forward_rows(step)
-        except BackendError as error:
+        except VERIFY_FAULTS as error:
             self._drop(error)
             self._make_plain(step)
             return self._forward(step)
@@ -356,29 +368,29 @@ class SpeculativeExecution:
 
     # -- rollback
 
-    def _rollback(self, step: _Step) -> None:
-        """Take the rejected rows back. State: the cache holds base + len(drawn) tokens."""
+    def _rollback(self, step: _Step, num_kept: int) -> None:
+        """Take the rejected rows back. State: the cache holds base + num_kept tokens."""
         if not step.num_drafts:
             return
         with self.stats.phase("rollback"):
-            self.target.on_verify_resolved(len(step.rows), step.num_accepted)
-            if len(step.drawn) == len(step.rows):
+            self.target.on_verify_resolved(len(step.rows), num_kept - 1)
+            if num_kept == len(step.rows):
                 return
             if self.target.traits.verify_persists_accepted_kv:
-                self.target.rewind_to(step.base + len(step.drawn))
+                self.target.rewind_to(step.base + num_kept)
             else:
-                self._replay(step)
+                self._replay(step, num_kept)
 
-    def _replay(self, step: _Step) -> None:
+    def _replay(self, step: _Step, num_kept: int) -> None:
         """Restore the snapshot and forward the kept rows again.
 
         It rebuilds the state and decides nothing: the tokens are drawn already (B8).
         """
-        kept = step.rows[: len(step.drawn)]
+        kept = step.rows[:num_kept]
         self.target.restore_state(step.snapshot)
         try:
             self.target.forward_rows(kept, want_logits="none")
-        except BackendError as error:
+        except VERIFY_FAULTS as error:
             self._drop(error)
             for token_id in kept:
                 self.target.forward_rows([token_id], want_logits="none")
@@ -465,19 +477,19 @@ class SpeculativeExecution:
         return StepResult(tuple(step.drawn), step.num_drafts, step.num_accepted, kind, notice)
 
 
-def draw_rows(rows: Sequence[int], logits: np.ndarray, base: int, draw: DrawRow) -> list[int]:
+def _draw_rows(step: _Step, logits: np.ndarray, draw: DrawRow) -> None:
     """Draw row by row; go on while the drawn token is the next row's input.
 
-    Shapes: rows [R], logits [R, V]. Row r draws position base + r + 1.
-    Returns: the drawn tokens, at least one; a None ends the loop, so rows past a stop are rejected.
+    Shapes: logits [R, V]; row r draws position base + r + 1.
+    State:  the step's drawn tokens, at least one; a None ends the loop, so rows past a stop are
+            rejected.
     """
-    drawn: list[int] = []
+    rows = step.rows
     for row in range(len(rows)):
-        token_id = draw(logits[row], base + row + 1)
+        token_id = draw(logits[row], step.base + row + 1)
         if token_id is None:
             break
-        drawn.append(token_id)
+        step.drawn.append(token_id)
         if row + 1 < len(rows) and token_id != rows[row + 1]:
             break
-    assert drawn, "a step was asked for after the turn had ended"
-    return drawn
+    assert step.drawn, "a step was asked for after the turn had ended"

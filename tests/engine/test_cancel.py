@@ -170,6 +170,20 @@ def test_a_model_that_answers_no_numbers_fails_the_turn_and_not_the_engine() -> 
     assert rig.ask("hello").finish_reason == "length"
 
 
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING])
+def test_a_cache_behind_no_numbers_is_not_used_again(options: SpeculationOptions) -> None:
+    """What made the row so may stand in the cache: the chat would never answer again."""
+    executable = FakeExecutable(period=5)
+    rig = EngineRig(executable, speculation=options)
+    rig.ask(PROMPT)
+    request_id = rig.submit((*PROMPT, 1), max_tokens=60)
+    rig.run(3)
+    executable.eos_bias = float("nan")
+    rig.run()
+    assert "not a number" in rig.failed(request_id).error.message
+    assert rig.engine.holder("chat") is None
+
+
 def test_every_turn_is_answered_exactly_once() -> None:
     rig = EngineRig(FakeExecutable(fail_at=9, error=BackendError("gone")))
     ids = [rig.submit(f"chat {n}", f"c{n % 3}", max_tokens=n) for n in range(9)]

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from backends.base import BackendError
+from backends.base import BackendError, RowOutput
+from engine.errors import NotANumber
 from engine.sampling_params import SamplingParams
 from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import AdaptiveWindow
 from tests.engine.fakes_drafters import ScriptedSpeculator
-from tests.engine.fakes_speculative import LinearTarget, Turn, plain_stream, prefill
+from tests.engine.fakes_speculative import (
+    LinearTarget,
+    Turn,
+    cold_contents,
+    plain_stream,
+    prefill,
+)
 from tests.engine.speculative_bench import KINDS, PROMPT, Bench, forced
 
 # -- faults (B9, decision: speculation never fails a turn)
@@ -92,6 +99,66 @@ def test_verify_that_fails_becomes_a_plain_step(kind: str) -> None:
     assert result.notice is not None
     assert "injected fault" in result.notice
     assert bench.step().kind == "plain"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_without_memory_for_its_logits_becomes_a_plain_step(kind: str) -> None:
+    """A buffer of [rows, V] that numpy cannot allocate is a MemoryError and no BackendError."""
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("oracle:4", plain), kind=kind, turn=Turn(PROMPT, max_tokens=30))
+    forward = bench.target.forward_rows
+
+    def cramped(token_ids: Sequence[int], **wanted: object) -> RowOutput:
+        if len(token_ids) > 1:
+            raise MemoryError
+        return forward(token_ids, **wanted)  # type: ignore[arg-type]
+
+    bench.target.forward_rows = cramped  # type: ignore[method-assign]
+    assert bench.finish() == plain
+    assert bench.execution.dropped == "oracle:4 stopped drafting: MemoryError"
+    bench.assert_cold()
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "ring-reforward"])
+def test_replay_without_memory_goes_on_row_by_row(kind: str) -> None:
+    plain = plain_stream(kind, PROMPT, 30)
+    bench = Bench(forced("script:2", plain), kind=kind, turn=Turn(PROMPT, max_tokens=30))
+    forward = bench.target.forward_rows
+
+    def cramped(token_ids: Sequence[int], **wanted: object) -> RowOutput:
+        if len(token_ids) > 1 and wanted.get("want_logits") == "none":
+            raise MemoryError
+        return forward(token_ids, **wanted)  # type: ignore[arg-type]
+
+    bench.target.forward_rows = cramped  # type: ignore[method-assign]
+    assert bench.finish() == plain
+    assert bench.execution.dropped is not None
+    bench.assert_cold()
+
+
+@pytest.mark.parametrize("error", [NotANumber("the model's output is not a number"), MemoryError()])
+@pytest.mark.parametrize("row", range(5))
+@pytest.mark.parametrize("kind", KINDS)
+def test_draw_that_fails_inside_a_verify_leaves_no_draft_in_the_cache(
+    kind: str, row: int, error: Exception
+) -> None:
+    """Drafts behind it stood in the cache as if they had been said."""
+    plain = plain_stream(kind, PROMPT, 10)
+    bench = Bench(forced("oracle:4", plain), kind=kind)
+    left = row
+
+    def draw(logits: np.ndarray, position: int) -> int | None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+        return bench.turn.draw(logits, position)
+
+    assert bench.last_id is not None
+    with pytest.raises(type(error)):
+        bench.execution.step(bench.last_id, 9, draw)
+    said = [*PROMPT, *bench.turn.emitted]
+    assert bench.target.contents() == cold_contents(kind, said)
 
 
 # -- sampling (A4, A5, A7, A10)
