@@ -199,13 +199,13 @@ class Executor:
             request.interlude_ids.append(request.last_token_id)
 
     def _with_room(self, action: Callable[[], T]) -> T:
-        """Do it; when the device is full, once more without the holders nobody uses now."""
-        try:
-            return action()
-        except OutOfDeviceMemory:
-            if not self._store.evict_idle():
-                raise
-            return action()
+        """Do it; while memory is full, again without what nobody used for longest (S50)."""
+        while True:
+            try:
+                return action()
+            except (OutOfDeviceMemory, MemoryError):
+                if not self._store.evict_one():
+                    raise
 
     # -- speculation
 

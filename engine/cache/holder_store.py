@@ -162,13 +162,6 @@ class HolderStore:
         while not self.has_room(num_bytes) and self.evict_one():
             pass
 
-    def evict_idle(self) -> bool:
-        """Evict everything that does not run (the device is full); whether there was any."""
-        num_evicted = 0
-        while self.evict_one():
-            num_evicted += 1
-        return num_evicted > 0
-
     def evict_one(self) -> bool:
         """Drop the least recently used thing that nobody uses now; False when there is none.
 

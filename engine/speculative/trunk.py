@@ -40,7 +40,7 @@ class Trunk:
         max_context_len: int,
         with_room: WithRoom = _as_it_is,
     ) -> None:
-        """`with_room` may free memory and try once more when the device is full."""
+        """`with_room` may free memory and try again when the device is full."""
         self.holder = holder
         self._with_room = with_room
         self._traits = traits
@@ -84,15 +84,19 @@ class Trunk:
         Shapes: token_ids [R] -> logits [rows wanted, V] float32; hidden [R, F] or None.
         State:  cache and ids grow by R; nothing changes when it raises.
         """
-        return self._with_room(
-            lambda: self.holder.forward(token_ids, want_logits=want_logits, want_hidden=want_hidden)
-        )
+
+        def forward() -> RowOutput:
+            return self.holder.forward(token_ids, want_logits=want_logits, want_hidden=want_hidden)
+
+        # Drafts are worth nobody's cache: a verify that finds no room becomes a plain step.
+        is_verify = want_logits == "all" and len(token_ids) > 1
+        return forward() if is_verify else self._with_room(forward)
 
     def snapshot_state(self) -> object:
         """A copy of the holder where a verify's rows do not stay usable, else None."""
         if self._traits.verify_persists_accepted_kv:
             return None
-        return self._with_room(self.holder.snapshot)
+        return self.holder.snapshot()
 
     def restore_state(self, snapshot: object) -> None:
         """Go back to a snapshot, which is used up. State: cache and ids as they were."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from backends.base import BackendError, OutOfDeviceMemory
+from backends.base import BackendError, OutOfDeviceMemory, RowOutput, Segment
+from engine.cache.holder_store import HolderStore
 from engine.commands import CancelTurn
-from engine.events import PrefillProgress, TextDelta, TurnFinished, TurnStarted
+from engine.events import Notice, PrefillProgress, TextDelta, TurnFinished, TurnStarted
 from engine.speculative.options import SpeculationOptions
 from tests.engine.fakes_engine import (
     BOS,
@@ -158,6 +161,55 @@ def test_a_full_device_first_gives_up_idle_chats(options: SpeculationOptions) ->
     request_id = rig.submit("again", "busy")
     rig.run()
     assert rig.failed(request_id).error.message == "the device is full"
+
+
+class _SmallDevice(FakeExecutable):
+    """Refuses a forward whose rows of logits do not fit beside every chat's cache."""
+
+    room = 10**9
+    store: HolderStore
+
+    def forward(self, segments: Sequence[Segment], **wanted: object) -> RowOutput:  # type: ignore[override]
+        num_rows = sum(len(s.token_ids) for s in segments)
+        num_logit_rows = num_rows if wanted["want_logits"] == "all" else 1
+        if self.store.num_bytes + 8 * num_rows + 100 * num_logit_rows > self.room:
+            raise OutOfDeviceMemory("the device is full")
+        return super().forward(segments, **wanted)  # type: ignore[arg-type]
+
+
+def _small_device(options: SpeculationOptions) -> tuple[EngineRig, _SmallDevice, HolderStore]:
+    """Three idle chats of 50 tokens each beside whatever comes."""
+    executable = _SmallDevice(period=4)
+    rig = EngineRig(executable, speculation=options)
+    executable.store = store = rig.engine._session.store  # type: ignore[union-attr]
+    for number, chat in enumerate(("oldest", "older", "newest")):
+        rig.ask((number,) * 41, chat, max_tokens=10)
+    return rig, executable, store
+
+
+def test_s50_a_full_device_gives_up_the_least_recently_used_chat_and_no_more() -> None:
+    rig, executable, store = _small_device(PLAIN)
+    executable.room = store.num_bytes + 8 * 40 + 100
+    assert rig.ask((9,) * 30, "busy", max_tokens=20).finish_reason == "length"
+    assert rig.engine.holder("oldest") is None
+    assert rig.engine.holder("older") is not None
+    assert rig.engine.holder("newest") is not None
+
+
+def test_s50_drafts_are_worth_nobodys_cache() -> None:
+    """The extra rows of a verify once threw every other chat away."""
+    prompt = tuple(b"abcd" * 10)
+    rig, executable, store = _small_device(DRAFTING)
+    executable.room = store.num_bytes + 8 * (len(prompt) + 20) + 100
+    request_id = rig.submit(prompt, "busy", max_tokens=19)
+    rig.run()
+    end = rig.finished(request_id)
+    assert end.finish_reason == "length"
+    assert all(rig.engine.holder(chat) for chat in ("oldest", "older", "newest"))
+    assert end.stats.verify_steps == 0
+    assert [e.text for e in of_type(rig.events, Notice)] == [
+        "ngram stopped drafting: the device is full"
+    ]
 
 
 def test_a_model_that_answers_no_numbers_fails_the_turn_and_not_the_engine() -> None:
