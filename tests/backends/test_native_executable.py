@@ -21,7 +21,17 @@ from backends.native import library
 from backends.native.backend import NativeBackend
 from backends.native.executable import MAX_ROWS, SHARED_RING_ROWS, NativeExecutable
 from backends.native.weights import WeightPacker, release_pages
-from backends.program import Embed, Head, KvSlot, Program, Project, Scale, Weight
+from backends.program import (
+    Attention,
+    Embed,
+    Head,
+    KvSlot,
+    Program,
+    Project,
+    ProjectAdd,
+    Scale,
+    Weight,
+)
 from backends.reference import ReferenceBackend
 from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
@@ -137,6 +147,24 @@ def test_a_long_prefill_attends_in_parts_of_the_rings_slack() -> None:
     whole = logits_of(native, native.new_cache(), token_ids)
     rows = [logits_of(native, by_rows, token_ids[i : i + 5]) for i in range(0, 400, 5)]
     np.testing.assert_array_equal(whole, np.concatenate(rows))
+
+
+def test_values_taken_from_the_keys_of_very_many_heads_stay_in_their_scratch() -> None:
+    """8192 heads of 16 once went 72 KB past the end of it."""
+    heads, dim, width = 8192, 16, 32
+    make, wide = Maker("F32"), heads * dim
+    ops = (
+        Embed(make.weight(VOCAB, width), 0),
+        Project(0, 1, (make.weight(2 * wide, width),)),
+        Attention(1, 2, heads, 0, 0.25, None, v_from_k=True),
+        ProjectAdd(2, 0, make.weight(width, wide)),
+        Head(0, make.norm(width), make.weight(VOCAB, width)),
+    )
+    program = Program(ops, (width, 2 * wide, wide), (KvSlot(heads, dim),), VOCAB, width)
+    native = NativeBackend(threads=1).compile(program)
+    oracle = ReferenceBackend().compile(program)
+    expected = logits_of(oracle, oracle.new_cache(), [3, 4])
+    np.testing.assert_allclose(logits_of(native, native.new_cache(), [3, 4]), expected, atol=1e-3)
 
 
 def test_only_wanted_rows_get_logits_and_argmax_is_the_first_largest() -> None:

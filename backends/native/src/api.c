@@ -54,7 +54,7 @@ void ft_pool_visit(ft_pool *pool, int32_t n, int32_t grain, int32_t *out) {
 typedef struct read_job {
     const uint64_t *words;
     int64_t count;
-    uint64_t sums[64];
+    _Atomic uint64_t sum;
 } read_job;
 
 #define READ_WORDS (1 << 17) /* 1 MB per piece */
@@ -63,16 +63,15 @@ static void read_words(void *arg, int begin, int end, int thread) {
     read_job *job = arg;
     const int64_t last = (int64_t)end * READ_WORDS;
     uint64_t sum = 0;
+    (void)thread;
     for (int64_t i = (int64_t)begin * READ_WORDS; i < last && i < job->count; i++) sum += job->words[i];
-    job->sums[thread % 64] += sum;
+    job->sum += sum;
 }
 
 uint64_t ft_read_memory(ft_pool *pool, const uint64_t *words, int64_t count) {
     read_job job = {.words = words, .count = count};
-    uint64_t sum = 0;
     ft_pool_lock(pool);
     ft_pool_ranges(pool, (int)((count + READ_WORDS - 1) / READ_WORDS), 1, read_words, &job);
     ft_pool_unlock(pool);
-    for (int i = 0; i < 64; i++) sum += job.sums[i];
-    return sum;
+    return job.sum;
 }

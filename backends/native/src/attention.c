@@ -92,43 +92,42 @@ static void shape_heads(const attention_job *job, float *x, int heads, const ft_
 
 static size_t element_bytes(const ft_program *p) { return p->spec.is_f32_cache ? 4 : 2; }
 
-static void append_row(const attention_job *job, const float *keys, const float *values,
-                       const ft_row *row) {
+static void append_head(const attention_job *job, int kv_head, const float *key, const float *value,
+                        const ft_row *row) {
     const ft_program *p = job->p;
     const ft_slot_memory *memory = &p->args->segments[row->segment].slots[job->op->slot];
     const int64_t at = row->position % memory->capacity, block = at / FT_KEY_BLOCK;
-    const int64_t inside = at % FT_KEY_BLOCK, tile = inside - inside % FT_KEY_TILE;
-    const int lane = (int)(inside % FT_KEY_TILE), f32 = p->spec.is_f32_cache, heads = job->slot->kv_heads;
-    for (int64_t g = 0; g < heads; g++) {
-        const int64_t start = (block * heads + g) * FT_KEY_BLOCK; /* of the block, in positions */
-        const int64_t k_at = (start + tile) * job->dim, v_at = (start + inside) * job->dim_padded;
-        p->vec->store_key(keys + g * job->dim, (uint8_t *)memory->keys + (size_t)k_at * element_bytes(p),
-                          lane, job->dim, f32);
-        p->vec->store_value(values + g * job->dim,
-                            (uint8_t *)memory->values + (size_t)v_at * element_bytes(p), job->dim, f32);
-    }
+    const int64_t inside = at % FT_KEY_BLOCK, lane = inside % FT_KEY_TILE;
+    const int64_t start = (block * job->slot->kv_heads + kv_head) * FT_KEY_BLOCK; /* of the block, in positions */
+    const int64_t k_at = (start + inside - lane) * job->dim, v_at = (start + inside) * job->dim_padded;
+    p->vec->store_key(key, (uint8_t *)memory->keys + (size_t)k_at * element_bytes(p), (int)lane, job->dim,
+                      p->spec.is_f32_cache);
+    p->vec->store_value(value, (uint8_t *)memory->values + (size_t)v_at * element_bytes(p), job->dim,
+                        p->spec.is_f32_cache);
 }
 
 static void append_rows(void *arg, int begin, int end, int thread) {
     const attention_job *job = arg;
     const ft_program *p = job->p;
     const ft_op *op = job->op;
-    const int kv = job->slot->kv_heads, kv_width = kv * job->dim;
-    unit_scratch s = carve(p, thread);
+    const int64_t kv = job->slot->kv_heads, dim = job->dim;
+    const unit_scratch s = carve(p, thread);
     for (int r = begin; r < end; r++) {
         const ft_row *row = (const ft_row *)p->row_info.data + r;
         if (row->offset < job->first || row->offset >= job->last) continue;
-        float *q = job->src + r * job->src_stride, *k = q + (int64_t)op->heads * job->dim;
+        float *q = job->src + r * job->src_stride, *keys = q + op->heads * dim, *values = keys + kv * dim;
         shape_heads(job, q, op->heads, &op->q_norm, r, 1);
         if (!op->writes_kv) continue;
-        float *v = k + kv_width;
-        if (op->v_from_k) { /* the raw keys, before norm and rotation */
-            v = s.q;
-            for (int g = 0; g < kv; g++) memcpy(v + g * job->dim, k + g * job->dim, sizeof(float) * job->dim);
+        for (int g = 0; g < kv; g++) {
+            float *key = keys + g * dim, *value = values + g * dim;
+            if (op->v_from_k) { /* the raw key, before norm and rotation */
+                value = s.q;
+                memcpy(value, key, sizeof(float) * (size_t)dim);
+            }
+            shape_heads(job, value, 1, &op->v_norm, r, 0);
+            shape_heads(job, key, 1, &op->k_norm, r, 1);
+            append_head(job, g, key, value, row);
         }
-        shape_heads(job, v, kv, &op->v_norm, r, 0);
-        shape_heads(job, k, kv, &op->k_norm, r, 1);
-        append_row(job, k, v, row);
     }
 }
 
@@ -330,6 +329,13 @@ static int splits_blocks(const ft_program *p, int units) {
     return ft_pool_threads(p->pool) > 1 && units < 8 * ft_pool_threads(p->pool);
 }
 
+static int longest_segment(const ft_program *p) {
+    int rows = 0;
+    for (int s = 0; s < p->args->num_segments; s++)
+        if (p->args->segments[s].rows > rows) rows = p->args->segments[s].rows;
+    return rows;
+}
+
 static attention_job describe(ft_program *p, const ft_op *op) {
     const ft_slot *slot = &p->spec.slots[op->slot];
     attention_job job = {
@@ -338,7 +344,10 @@ static attention_job describe(ft_program *p, const ft_op *op) {
         .dim = slot->head_dim, .dim_padded = ft_pad16(slot->head_dim),
         .group = op->heads / slot->kv_heads,
     };
-    job.tile_rows = UNIT_QUERIES / job.group > 1 ? UNIT_QUERIES / job.group : 1;
+    /* No more than there are: pieces of one row's blocks would be laid out for a full unit, 200 MB for one
+     * row at 131k positions of a Llama 8B. */
+    job.tile_rows = ft_least(UNIT_QUERIES / job.group, longest_segment(p));
+    if (job.tile_rows < 1) job.tile_rows = 1;
     return job;
 }
 
@@ -363,10 +372,7 @@ static int part_limit(const attention_job *job) {
 
 void ft_run_attention(ft_program *p, const ft_op *op) {
     attention_job job = describe(p, op);
-    int rows = 0;
-    for (int s = 0; s < p->args->num_segments; s++)
-        if (p->args->segments[s].rows > rows) rows = p->args->segments[s].rows;
-    const int limit = part_limit(&job);
+    const int rows = longest_segment(p), limit = part_limit(&job);
     for (int first = 0; first < rows; first += ft_least(limit, rows)) {
         job.first = first;
         job.last = ft_least(rows - first, limit) + first;
@@ -389,6 +395,7 @@ int ft_reserve_attention(ft_program *p, const ft_op *op, int rows) {
         if (end > longest) longest = end;
     }
     if (job.slot->window && longest > job.slot->window + rows) longest = job.slot->window + rows;
-    const size_t blocks = (size_t)(longest / FT_KEY_BLOCK) + 2;
+    /* In steps: a cache that grows by a block a time would move the buffer every time. */
+    const size_t blocks = ((size_t)(longest / FT_KEY_BLOCK) + 2 + 15) & ~(size_t)15;
     return ft_buffer_reserve(&p->partial, (size_t)units * blocks * partial_floats(&job) * sizeof(float));
 }

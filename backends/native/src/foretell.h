@@ -25,8 +25,7 @@ enum ft_type {
     FT_IQ4_NL = 20, FT_IQ4_XS = 23, FT_BF16 = 30, FT_MXFP4 = 39
 };
 
-/* A matrix of `rows` outputs by `cols` inputs in packed layout; expert stacks are one matrix with
- * rows = experts * out (out a multiple of FT_GROUP, or each expert packed on its own). */
+/* A matrix of `rows` outputs by `cols` inputs in packed layout; of a stack of experts each is one. */
 typedef struct ft_matrix {
     int32_t type;
     int32_t rows, cols;
@@ -48,7 +47,7 @@ typedef struct ft_acts {
 
 /* Kernels of one instruction set, chosen once at load by ft_kernels_select(). */
 typedef struct ft_kernels {
-    const char *name; /* "avx512-vnni+amx", "avx512-vnni", "avx2", "neon-dotprod", "portable" */
+    const char *name; /* "avx512-vnni+amx", "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "portable" */
     /* Fill q, scale, sum16 of rows [r0, r1) from x. */
     void (*quantize)(const ft_acts *a, int r0, int r1);
     /* y[r, n] = sum_k w[n, k] * x[r, k] for rows [r0, r1) and groups [g0, g1); y row stride ldy

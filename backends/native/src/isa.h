@@ -12,6 +12,18 @@
 #define FT_ARM64 1
 #endif
 
+/* Instruction sets a compiler may be too old for: GCC 10 and Clang 10 (Debian 11, Ubuntu 20.04) know neither. Apple's
+ * Clang counts its own versions, and no Apple processor has them. */
+#if defined(FT_X86) && !defined(__APPLE__)
+#if defined(__clang__)
+#define FT_NEW_X86 (__clang_major__ >= 12)
+#elif defined(__GNUC__)
+#define FT_NEW_X86 (__GNUC__ >= 11)
+#else
+#define FT_NEW_X86 (_MSC_VER >= 1930)
+#endif
+#endif
+
 #define FT_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define FT_TARGET_BEGIN(isa) FT_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))

@@ -6,7 +6,7 @@
  */
 #include "isa.h"
 
-#ifdef FT_X86
+#if FT_NEW_X86
 #include <immintrin.h>
 
 #include "matmul_x86.h"

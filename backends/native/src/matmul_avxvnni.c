@@ -1,7 +1,7 @@
 /* AVX-VNNI: processors with vpdpbusd but without AVX-512 (Alder Lake and later). */
 #include "isa.h"
 
-#ifdef FT_X86
+#if FT_NEW_X86
 #include <immintrin.h>
 
 #include "matmul_x86.h"

@@ -102,9 +102,13 @@ static const struct {
     int (*is_here)(void);
 } choices[] = {
 #ifdef FT_X86
+#if FT_NEW_X86
     {&ft_amx_kernels, ft_has_amx_int8},
+#endif
     {&ft_avx512_kernels, ft_has_avx512_vnni},
+#if FT_NEW_X86
     {&ft_avxvnni_kernels, ft_has_avx_vnni},
+#endif
     {&ft_avx2_kernels, ft_has_avx2},
 #endif
 #ifdef FT_NEON
