@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 
 from textual.containers import Vertical
+from textual.widget import MountError
 
 from app.widgets.markdown import AnswerMarkdown, make_parser
 
@@ -85,14 +87,16 @@ class AnswerView(Vertical):
             await self.show(text)
             return
         async with self._lock:
-            self._text = text
-            await self._close_pieces()
-            await self._grow(text[self._closed_len :])
+            with suppress(MountError):  # the view is being removed
+                self._text = text
+                await self._close_pieces()
+                await self._grow(text[self._closed_len :])
 
     async def show(self, text: str) -> None:
         """Show a whole answer; pieces that are right already are left alone."""
         async with self._lock:
-            await self._show(text)
+            with suppress(MountError):  # the view is being removed
+                await self._show(text)
 
     async def _show(self, text: str) -> None:
         self._text = text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -126,8 +130,7 @@ class AnswerView(Vertical):
             return
         if not self._sources:
             await self._add_piece("")
-        piece = self.children[-1]
-        assert isinstance(piece, AnswerMarkdown), "pieces are all there is in the column"
+        piece = self._piece(len(self._sources) - 1)
         if self._drawn_len + len(fresh) > WINDOW_CHARS:
             window = shorten_open_block(rest)
             await piece.update(window)
@@ -142,13 +145,19 @@ class AnswerView(Vertical):
         if at >= len(self._sources):
             await self._add_piece(source)
         elif self._sources[at] != source:
-            piece = self.children[at]
-            assert isinstance(piece, AnswerMarkdown), "pieces are all there is in the column"
-            await piece.update(source)
+            await self._piece(at).update(source)
             self._sources[at] = source
 
+    def _piece(self, at: int) -> AnswerMarkdown:
+        """A mounted piece. Raises: MountError when it has been removed."""
+        if at >= len(self.children):
+            raise MountError("the view of the answer is being removed")
+        piece = self.children[at]
+        assert isinstance(piece, AnswerMarkdown), "pieces are all there is in the column"
+        return piece
+
     async def _add_piece(self, source: str) -> None:
+        await self.mount(AnswerMarkdown())  # Textual mounts nothing into what is being removed
+        piece = self._piece(len(self._sources))
         self._sources.append(source)
-        piece = AnswerMarkdown()
-        await self.mount(piece)
         await piece.update(source)

@@ -40,7 +40,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._lock = asyncio.Lock()
-        """Keys and the list of chats can open chats from two tasks."""
+        """Keys, the list of chats and the engine's events come from several tasks."""
         self._messages: list[ShownMessage] = []
         self._first_mounted = 0
 
@@ -107,23 +107,25 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def stream(self, message_id: int, text: str, stats: TurnStats) -> None:
         """Show how far a streaming answer is."""
-        if view := self.find(message_id):
-            await view.stream(text, stats)
+        async with self._lock:
+            if view := self.find(message_id):
+                await view.stream(text, stats)
 
     async def resync(self, messages: Sequence[ShownMessage]) -> None:
         """Catch up with what happened while messages were being mounted."""
-        for shown in messages:
-            view = self.find(shown.message_id)
-            if view is not None and (view.shown.text, view.shown.state) != (
-                shown.text,
-                shown.state,
-            ):
-                await view.finish(shown)
+        async with self._lock:
+            for shown in messages:
+                view = self.find(shown.message_id)
+                if view is None:
+                    continue
+                if (view.shown.text, view.shown.state) != (shown.text, shown.state):
+                    await view.finish(shown)
 
     async def finish(self, shown: ShownMessage) -> None:
         """Show the final form of a streamed message."""
-        if view := self.find(shown.message_id):
-            await view.finish(shown)
+        async with self._lock:
+            if view := self.find(shown.message_id):
+                await view.finish(shown)
 
     async def on_earlier_messages_pressed(self, event: EarlierMessages.Pressed) -> None:
         """Mount one page of older messages above, keeping the place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from app.shown import ShownMessage
 from app.thinking import split_thinking
+from app.widgets.answer import AnswerView
+from app.widgets.markdown import AnswerMarkdown
 from app.widgets.message import MessageView, find_code_blocks
 from app.widgets.transcript import PAGE_MESSAGES
 from engine.events import TurnStats
@@ -173,3 +176,60 @@ async def test_messages_are_told_apart_by_their_role(tmp_path: Path) -> None:
         await stage.settle()
         roles = [view.has_class("user") for view in stage.app.screen.query(MessageView)]
         assert roles == [True, False]
+
+
+PARAGRAPHS = "\n\n".join(f"paragraph {n} with some more words" for n in range(300))
+
+
+class SlowParse:
+    """Holds the first update of a Markdown piece until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        update = AnswerMarkdown.update
+
+        async def wait_and_update(piece: AnswerMarkdown, text: str) -> None:
+            self.begun.set()
+            await self.go_on.wait()
+            await update(piece, text)
+
+        monkeypatch.setattr(AnswerMarkdown, "update", wait_and_update)
+
+
+async def test_a_chat_left_just_as_its_answer_ends_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view was removed while a piece was parsed; the next piece found no place: MountError."""
+    async with open_stage(tmp_path) as stage:
+        transcript = stage.app.chat_screen.transcript
+        await transcript.add(ShownMessage(1, "assistant", "", state="streaming"))
+        parse = SlowParse(monkeypatch)
+        ended = asyncio.create_task(transcript.finish(ShownMessage(1, "assistant", PARAGRAPHS)))
+        await parse.begun.wait()
+        left = asyncio.create_task(transcript.show([], "nothing"))
+        await stage.pilot.pause()
+        parse.go_on.set()
+        await asyncio.gather(ended, left)
+        assert transcript.views == []
+
+
+async def test_a_view_that_is_removed_while_it_draws_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        transcript = stage.app.chat_screen.transcript
+        view = await transcript.add(ShownMessage(1, "assistant", "", state="streaming"))
+        answer = view.query_one(AnswerView)
+        parse = SlowParse(monkeypatch)
+        drawn = asyncio.create_task(answer.show(PARAGRAPHS))
+        await parse.begun.wait()
+        removed = asyncio.create_task(_remove(view))
+        await stage.pilot.pause()
+        parse.go_on.set()
+        await asyncio.gather(drawn, removed)
+        await answer.show("all over")
+        await answer.stream("all over again")
+
+
+async def _remove(view: MessageView) -> None:
+    await view.remove()
