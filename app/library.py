@@ -19,7 +19,8 @@ from app.settings import Environment, Settings
 from models.catalog import CatalogDrafter, load_catalog
 from models.catalog import CatalogModel as CatalogEntry
 from storage.errors import DownloadCancelled, ModelNotFound
-from storage.model_files import PART_SUFFIX, ModelFile, ModelFiles
+from storage.model_files import ModelFile, ModelFiles, kept_bytes
+from storage.model_sources import is_source
 from storage.paths import Paths
 
 if TYPE_CHECKING:
@@ -79,7 +80,12 @@ class Library:
         return FoundModel(file.name, file.path)
 
     def find_whole(self, name: str) -> Path | None:
-        """The file of a catalog entry, or None while any part of it has to be fetched."""
+        """The file of a catalog entry or an address, or None while any of it has to be fetched."""
+        if is_source(name):
+            from storage.model_downloads import find_pulled
+
+            pulled = find_pulled(self.files, name)
+            return pulled.path if pulled else None
         entry = load_catalog().find(name)
         return _path_of(entry, _by_name_and_hash(self.files.installed())) if entry else None
 
@@ -95,7 +101,7 @@ class Library:
 
     def not_found(self, name: str) -> ModelNotFound:
         """The error for a name that leads to no file: what it could have been, what to do."""
-        if load_catalog().find(name):
+        if is_source(name) or load_catalog().find(name):
             return ModelNotFound(
                 f"model {name!r} is not downloaded", hint=f"run 'foretell models pull {name}'"
             )
@@ -140,21 +146,17 @@ class Library:
             )
 
         try:
-            path = downloads.fetch(self.wanted(name), on_progress=report, is_cancelled=is_cancelled)
+            wanted = downloads.wanted(name) if is_source(name) else self.wanted(name)
+            path = downloads.fetch(wanted, on_progress=report, is_cancelled=is_cancelled)
         except DownloadCancelled:
             return None
         return self.find(str(path))
 
     def wanted(self, name: str) -> Sequence[WantedFile]:
-        """The files a catalog name or an address means.
+        """The files of a catalog entry.
 
-        Raises: ModelNotFound, StorageError; EngineError for an entry that cannot be run here.
+        Raises: ModelNotFound; EngineError for an entry that cannot be run here.
         """
-        from storage.model_downloads import wanted_from_source
-        from storage.model_sources import is_source
-
-        if is_source(name):
-            return wanted_from_source(name)
         entry = load_catalog().find(name)
         if entry is None:
             raise self.not_found(name)
@@ -208,7 +210,7 @@ def _catalog_model(entry: CatalogEntry, here: Here, folder: Path) -> CatalogMode
         size_bytes=entry.size_bytes,
         licence=entry.licence,
         is_installed=path is not None,
-        part_bytes=sum(_kept_bytes(folder / file.file_name) for file in entry.files if not path),
+        part_bytes=sum(kept_bytes(folder / file.file_name) for file in entry.files if not path),
         refusal=_does_not_fit(entry),
         unsupported=load_catalog().refusal(entry),
         drafters=_drafters(entry.name, here),
@@ -220,14 +222,6 @@ def _drafters(model_name: str, here: Here) -> tuple[DrafterChoice, ...]:
         DrafterChoice(d.name, d.size_bytes, _path_of(d, here), load_catalog().refusal(d))
         for d in load_catalog().drafters_for(model_name)
     )
-
-
-def _kept_bytes(target: Path) -> int:
-    """Bytes an earlier download has left of a file: all of it, or its part."""
-    for path in (target, target.with_name(target.name + PART_SUFFIX)):
-        if path.is_file():
-            return path.stat().st_size
-    return 0
 
 
 def _does_not_fit(entry: CatalogEntry) -> str | None:

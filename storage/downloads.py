@@ -155,12 +155,10 @@ class HttpDownload:
             with self._client.stream(
                 "GET", self._remote.url, headers=self._headers(), follow_redirects=True
             ) as response:
-                _refuse_downgrade(response, self._address)
+                refuse_downgrade(response, self._address)
                 self._take_answer(response)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _explain(error, self._address) from error
-        except httpx.InvalidURL as error:
-            raise DownloadFailed(f"{self._address} is no address: {error}") from error
 
     @property
     def _address(self) -> str:
@@ -351,7 +349,8 @@ class HttpDownload:
         self._waiting.pause(wait_s)
 
 
-def _refuse_downgrade(response: httpx.Response, address: str) -> None:
+def refuse_downgrade(response: httpx.Response, address: str) -> None:
+    """Raises: DownloadFailed when a redirect left the encrypted address for a plain one."""
     schemes = [hop.url.scheme for hop in (*response.history, response)]
     if schemes[0] == "https" and "http" in schemes:
         raise DownloadFailed(
@@ -377,7 +376,15 @@ def _retry_after_s(response: httpx.Response) -> float:
     return float(min(int(value), 300)) if value.isdigit() else 0.0
 
 
-def _explain(error: httpx.HTTPError, address: str) -> Exception:
+def failure_of(error: httpx.HTTPError | httpx.InvalidURL, address: str) -> DownloadFailed:
+    """What to say of a request that is not tried again."""
+    explained = _explain(error, address)
+    if isinstance(explained, DownloadFailed):
+        return explained
+    return DownloadFailed(f"{address}: {explained}", hint="check the network and try again")
+
+
+def _explain(error: httpx.HTTPError | httpx.InvalidURL, address: str) -> DownloadFailed | _TryAgain:
     """What to do about it: a broken connection is tried again, a refused certificate or proxy is
     not.
     """
@@ -390,6 +397,8 @@ def _explain(error: httpx.HTTPError, address: str) -> Exception:
             )
         cause = cause.__cause__ or cause.__context__
     match error:
+        case httpx.InvalidURL():
+            return DownloadFailed(f"{address} is no address: {error}")
         case httpx.ProxyError():
             return DownloadFailed(
                 f"the proxy refused {address}: {error}", hint="check HTTPS_PROXY and NO_PROXY"

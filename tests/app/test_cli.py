@@ -195,6 +195,17 @@ def test_offline_is_understood_before_and_behind_the_command(
     assert "offline" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("address", ["hf:owner/repo:Q4_K_M", "https://huggingface.co/owner/repo"])
+def test_an_address_that_was_not_pulled_names_the_command_that_pulls_it(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-m hf:...` said "no model", and `pull` knew exact files only."""
+    assert main(["ask", "x", "-m", address]) == MISSING
+    assert f"run 'foretell models pull {address}'" in capsys.readouterr().err
+    assert main(["--offline", "models", "pull", address]) == OFFLINE
+    assert "owner/repo" in capsys.readouterr().err
+
+
 def test_an_engine_that_ended_says_why_with_its_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -250,7 +250,7 @@ def test_an_address_that_leads_to_plain_http_is_refused() -> None:
     hops = [httpx.Response(302, request=httpx.Request("GET", "https://x/y"))]
     response = httpx.Response(200, request=httpx.Request("GET", "http://x/y"), history=hops)
     with pytest.raises(DownloadFailed, match="unencrypted"):
-        downloads_module._refuse_downgrade(response, "https://x/y")
+        downloads_module.refuse_downgrade(response, "https://x/y")
 
 
 @pytest.mark.parametrize("code", [404, 401, 503])

@@ -42,7 +42,6 @@ def test_every_kind_of_source_is_understood(text: str, source: object) -> None:
     "text",
     [
         "hf:owner",
-        "hf:owner/repo",
         "pypi:name",
         "pypi:name>=1",
         "pypi:--index-url==1",
