@@ -295,13 +295,32 @@ def shared_pool(threads: int = 0) -> ThreadPool:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use."""
+    """Physical cores this process may use: of its affinity, and of its share in a container."""
     import psutil  # deferred: only a start without a setting asks
 
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = min(cores, len(os.sched_getaffinity(0)))
-    return max(1, cores)
+    return max(1, min(cores, quota_cores() or cores))
+
+
+def quota_cores(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Cores a container's quota pays for, rounded up; None without one.
+
+    More threads than that are stopped together for the rest of every period.
+    Source: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max), cgroup-v1 (cpu.cfs_quota_us).
+    """
+    try:
+        quota, period = (groups / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (groups / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (groups / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if not (quota.isdigit() and period.isdigit() and int(period)):
+        return None  # "max", or -1
+    return -(-int(quota) // int(period))
 
 
 def aligned_bytes(size: int) -> np.ndarray:

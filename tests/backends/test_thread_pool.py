@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.native.library import ThreadPool, physical_cores, shared_pool
+from backends.native.library import ThreadPool, physical_cores, quota_cores, shared_pool
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -65,3 +66,22 @@ def test_the_process_has_one_pool_per_size_and_defaults_to_the_physical_cores() 
     assert shared_pool(2) is shared_pool(2)
     assert shared_pool().threads == physical_cores()
     assert shared_pool(3).threads == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_share_of_the_cores_is_read_in_both_layouts(
+    tmp_path: Path, files: dict[str, str], cores: int | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert quota_cores(tmp_path) == cores
