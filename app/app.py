@@ -177,7 +177,7 @@ class ForetellApp(App[None]):
             case ModelLoaded() if event.info.name == wanted:
                 self._on_model_loaded(event.info)
             case ModelFailed() if event.name == wanted:
-                await self._on_model_failed(event.name, event.error)
+                await self._on_model_failed(event)
             case SpeculationChanged():
                 self._set_model(algorithm=event.algorithm, declined=event.declined)
             case Notice():
@@ -200,12 +200,19 @@ class ForetellApp(App[None]):
         self.conversations.use_model(info.name)
         self.chat_screen.show_model()
 
-    async def _on_model_failed(self, name: str, error: ErrorInfo) -> None:
-        self.model = ModelState(name, "failed", error=error)
-        for turn in self.conversations.fail_waiting(error):
+    async def _on_model_failed(self, event: ModelFailed) -> None:
+        self.model = ModelState(event.name, "failed", error=event.error)
+        for turn in self.conversations.fail_waiting(event.error):
             await self.chat_screen.show_turn(turn)
-        self._notify_error(error)
-        self.chat_screen.show_model()
+        self._notify_error(event.error)
+        if event.kept is None:
+            self.chat_screen.show_model()
+            return
+        self.model = ModelState(event.kept.name)
+        self._on_model_loaded(event.kept)
+        if self.settings.model == event.name:  # chosen, and not to be had
+            kept = replace(self.settings, model=event.kept.name)
+            self._tell_errors(lambda: self.change_settings(kept))
 
     def _set_model(self, **changes: object) -> None:
         self.model = replace(self.model, **changes)  # type: ignore[arg-type]

@@ -100,12 +100,4 @@ class Stop:
     """End the engine thread; running turns are cancelled first."""
 
 
-Command = (
-    LoadModel
-    | SubmitTurn
-    | CancelTurn
-    | UpdateSpeculation
-    | ForgetChat
-    | MeasureRows
-    | Stop
-)
+Command = LoadModel | SubmitTurn | CancelTurn | UpdateSpeculation | ForgetChat | MeasureRows | Stop

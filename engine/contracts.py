@@ -1,6 +1,6 @@
 """What the engine needs from a loaded model and from time, speculation aside.
 
-`models.loader.load_model` returns a `LoadedModel`; the engine never imports `models`.
+`models.loader.Loader` makes a `LoadedModel`; the engine never imports `models`.
 """
 
 from __future__ import annotations
@@ -93,15 +93,27 @@ class LoadedModel:
         self.executable.close()
 
 
-class ModelLoader(Protocol):
-    """Opens a model file. Raises models.errors.ModelError, BackendError or OSError."""
+class CheckedModel(Protocol):
+    """A model file that was read and can run here; its weights are not placed yet."""
 
-    def __call__(
+    def place(self) -> LoadedModel:
+        """Place the weights on the device. Raises: BackendError; nothing is held then."""
+
+
+class ModelLoader(Protocol):
+    """Opens model files in two steps, so that a bad one costs nobody the model in use."""
+
+    def check(
         self,
         path: Path,
         *,
         name: str,
         speculation: SpeculationOptions,
         progress: Callable[[str, float], None],
-    ) -> LoadedModel:
-        """Read, check and place the weights; `progress(stage, fraction)` is called meanwhile."""
+        freed_bytes: int = 0,
+    ) -> CheckedModel:
+        """Read and check everything but the weights; `progress(stage, fraction)` meanwhile.
+
+        `freed_bytes`: memory that will be given back before the weights are placed.
+        Raises: models.errors.ModelError, BackendError, OSError.
+        """

@@ -49,7 +49,7 @@ class InferenceEngine:
 
     def __init__(
         self,
-        load_model: ModelLoader,
+        loader: ModelLoader,
         on_event: Callable[[EngineEvent], None],
         *,
         clock: Clock = time.perf_counter,
@@ -58,13 +58,14 @@ class InferenceEngine:
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """`is_stopping` is asked during a load, which is otherwise not interruptible."""
-        self._load_model = load_model
+        self._loader = loader
         self._emit = on_event
         self._clock = clock
         self._registry = registry or default_registry()
         self._options = options or EngineOptions()
         self._is_stopping = is_stopping
         self._session: ModelSession | None = None
+        self._load_ms = 0.0
 
     @property
     def model(self) -> LoadedModel | None:
@@ -155,23 +156,27 @@ class InferenceEngine:
             self._session.cancel_all()
 
     def _load(self, command: LoadModel) -> None:
-        # The old model goes first: two models at once may not fit.
-        self._cancel_all()
-        self.close()
         began = self._clock()
         try:
-            model = self._load_model(
+            checked = self._loader.check(
                 command.path,
                 name=command.name,
                 speculation=command.speculation,
                 progress=lambda stage, share: self._report_load(command.name, stage, share),
+                freed_bytes=self._session.num_bytes if self._session else 0,
             )
+            # A bad file has left the old model alone; now it goes: two at once may not fit.
+            self._cancel_all()
+            self.close()
+            model = checked.place()
         except TURN_ERRORS as error:
             log.warning("loading %s failed", command.path, exc_info=error)
-            self._emit(ModelFailed(command.name, describe_error(error)))
+            kept = self._model_info() if self._session else None
+            self._emit(ModelFailed(command.name, describe_error(error), kept))
             return
         self._session = self._open_session(model, command)
-        self._emit(ModelLoaded(self._model_info((self._clock() - began) * 1e3)))
+        self._load_ms = (self._clock() - began) * 1e3
+        self._emit(ModelLoaded(self._model_info()))
         self._tell_refusals(model, command)
         if command.system_prompt:
             self._session.warm(command.system_prompt, command.think)
@@ -210,7 +215,7 @@ class InferenceEngine:
         fitting = self._options.holder_budget_bytes // per_token if per_token else asked
         return max(1, min(model.max_context_len, fitting or model.max_context_len))
 
-    def _model_info(self, load_ms: float) -> ModelInfo:
+    def _model_info(self) -> ModelInfo:
         assert self._session is not None, "called after a load"
         model, executable = self._session.model, self._session.model.executable
         speculation = self._session.speculation
@@ -226,7 +231,7 @@ class InferenceEngine:
             device=executable.caps.device,
             weight_bytes=executable.weight_bytes,
             cache_bytes_per_token=executable.cache_bytes_per_token,
-            load_ms=load_ms,
+            load_ms=self._load_ms,
             algorithms=speculation.algorithms,
             algorithm=speculation.algorithm,
             declined=speculation.decline,

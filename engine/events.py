@@ -121,10 +121,12 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """The load failed; no model is loaded."""
+    """The load failed."""
 
     name: str
     error: ErrorInfo
+    kept: ModelInfo | None = None
+    """The model from before, which goes on answering; None when there is no model now."""
 
 
 @dataclass(frozen=True, slots=True)

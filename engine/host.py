@@ -50,7 +50,7 @@ class EngineHost:
 
     def __init__(
         self,
-        load_model: ModelLoader,
+        loader: ModelLoader,
         on_event: Callable[[EngineEvent], None],
         *,
         prepare: Callable[[], str] = lambda: "",
@@ -72,7 +72,7 @@ class EngineHost:
         self._stop_asked = threading.Event()
         self._gone: ErrorInfo | None = None
         self._engine = InferenceEngine(
-            load_model,
+            loader,
             self._report,
             clock=clock,
             registry=registry,

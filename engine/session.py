@@ -72,6 +72,11 @@ class ModelSession:
         self._prefixes: dict[tuple[tuple[Message, ...], bool | None], tuple[int, ...]] = {}
         self._has_told_no_template = False
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of weights and caches."""
+        return self.model.executable.weight_bytes + self.store.num_bytes
+
     def submit(self, turn: SubmitTurn) -> None:
         """Queue a turn. Raises: EngineError when its prompt cannot be made or does not fit."""
         held = self.store.get(turn.chat_id)

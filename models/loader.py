@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from backends.weights import matrix_weights
 from engine.contracts import LoadedModel, ModelLoader
 from engine.speculative.draft_head import DraftHead
 from engine.speculative.options import SpeculationOptions
+from engine.speculative.target import TargetTraits
 from models.architectures import architecture_of
 from models.chat_template import GgufChatTemplate
 from models.config import ModelConfig
@@ -35,6 +37,60 @@ _LEAST_CONTEXT_LEN = 2048
 """A model is only worth loading with room for this many tokens (or its whole context)."""
 _OWN_MEMORY = frozenset({"torch-cuda"})
 """Backends whose weights do not lie in main memory; they check their own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedFile:
+    """A model file that can run here: everything but its weights on the device."""
+
+    name: str
+    file: GgufFile
+    config: ModelConfig
+    tokenizer: GgufTokenizer
+    template: GgufChatTemplate | None
+    program: Program
+    traits: TargetTraits
+    drafter: DrafterFile | str | None
+    """The named drafter, or why it is refused."""
+    backend: Backend
+    progress: Callable[[str, float], None]
+
+    def place(self) -> LoadedModel:
+        """Place the weights, a drafter's too. Raises: BackendError; nothing is held then."""
+        self.progress("placing weights", 0.0)
+        executable = self.backend.compile(
+            self.program, progress=lambda fraction: self.progress("placing weights", fraction)
+        )
+        head, refusal = self._place_drafter(executable)
+        return LoadedModel(
+            name=self.name,
+            architecture=self.config.architecture,
+            quantization=quantization(self.file),
+            num_parameters=num_parameters(self.file),
+            content_hash=content_hash(self.file),
+            executable=executable,
+            traits=self.traits,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            max_context_len=self.config.context_len,
+            vocab_size=self.config.vocab_size,
+            draft_head=head,
+            draft_head_refusal=refusal,
+        )
+
+    def _place_drafter(self, target: Executable) -> tuple[DraftHead | None, str | None]:
+        """The head, or why there is none: the target then answers without it."""
+        if not isinstance(self.drafter, DrafterFile):
+            return None, self.drafter
+        try:
+            head = self.drafter.load(
+                self.backend,
+                target,
+                lambda fraction: self.progress("placing the drafter", fraction),
+            )
+        except BackendError as error:
+            return None, f"{error}" + (f" ({error.hint})" if error.hint else "")
+        return head, None
 
 
 class Loader:
@@ -66,9 +122,22 @@ class Loader:
         speculation: SpeculationOptions,
         progress: Callable[[str, float], None],
     ) -> LoadedModel:
-        """Read, check and place the weights; `progress(stage, fraction)` is called meanwhile.
+        """Check a file and place its weights. Raises: ModelError, BackendError, OSError."""
+        return self.check(path, name=name, speculation=speculation, progress=progress).place()
 
-        Raises: ModelError, BackendError; nothing is held then.
+    def check(
+        self,
+        path: Path,
+        *,
+        name: str,
+        speculation: SpeculationOptions,
+        progress: Callable[[str, float], None],
+        freed_bytes: int = 0,
+    ) -> CheckedFile:
+        """Read and check everything but the weights; `progress(stage, fraction)` meanwhile.
+
+        `freed_bytes`: memory that will be given back before the weights are placed.
+        Raises: ModelError, BackendError, OSError.
         """
         progress("reading", 0.0)
         file = GgufFile.open(path)
@@ -81,53 +150,30 @@ class Loader:
         drafter: DrafterFile | str | None = None
         if speculation.drafter_path is not None:
             drafter = open_drafter(Path(speculation.drafter_path), file, program, traits.refusal)
-        progress("placing weights", 0.0)
-        self._check_memory(file, program, config)
-        executable = self.backend.compile(
-            program, progress=lambda fraction: progress("placing weights", fraction)
-        )
-        head = None
-        if isinstance(drafter, DrafterFile):
-            head, drafter = self._load_drafter(drafter, executable, progress)
-        return LoadedModel(
+        self._check_memory(file, program, config, freed_bytes)
+        return CheckedFile(
             name=name,
-            architecture=config.architecture,
-            quantization=quantization(file),
-            num_parameters=num_parameters(file),
-            content_hash=content_hash(file),
-            executable=executable,
-            traits=traits,
+            file=file,
+            config=config,
             tokenizer=tokenizer,
             template=template,
-            max_context_len=config.context_len,
-            vocab_size=config.vocab_size,
-            draft_head=head,
-            draft_head_refusal=drafter,
+            program=program,
+            traits=traits,
+            drafter=drafter,
+            backend=self.backend,
+            progress=progress,
         )
 
-    def _load_drafter(
-        self,
-        drafter: DrafterFile,
-        target: Executable,
-        progress: Callable[[str, float], None],
-    ) -> tuple[DraftHead | None, str | None]:
-        """The head, or why it could not be placed: the target then answers without it."""
-        try:
-            head = drafter.load(
-                self.backend, target, lambda fraction: progress("placing the drafter", fraction)
-            )
-        except BackendError as error:
-            return None, f"{error}" + (f" ({error.hint})" if error.hint else "")
-        return head, None
-
-    def _check_memory(self, file: GgufFile, program: Program, config: ModelConfig) -> None:
+    def _check_memory(
+        self, file: GgufFile, program: Program, config: ModelConfig, freed_bytes: int
+    ) -> None:
         if self.backend.name in _OWN_MEMORY:
             return
         context_len = min(config.context_len, _LEAST_CONTEXT_LEN)
         # Tables that are only looked up stay in the mapped file: half of a Gemma 4 E4B file.
         weights = sum(weight.data.nbytes for weight in matrix_weights(program))
         needed = weights + cache_bytes(file, program.slots, context_len)
-        available = self._available_bytes()
+        available = self._available_bytes() + freed_bytes
         if needed > available:
             raise DoesNotFit(
                 f"{file.path.name} needs {needed / 1e9:.1f} GB with {context_len} tokens of "

@@ -80,6 +80,24 @@ class FaultyExecutable:
         return self._inner.new_cache()
 
 
+class FaultyLoader:
+    """Makes what a loader places faulty."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self.executable: FaultyExecutable
+
+    def check(self, path: Path, **options: Any) -> FaultyLoader:
+        self._checked = self.loader.check(path, **options)
+        return self
+
+    def place(self) -> LoadedModel:
+        model = self._checked.place()
+        self.executable = FaultyExecutable(model.executable)
+        object.__setattr__(model, "executable", self.executable)
+        return model
+
+
 @dataclass
 class Chat:
     """What a person sees of one chat."""
@@ -99,14 +117,14 @@ class Soak:
         self.num_finished = 0
         self.num_failed = 0
         self.num_compared = 0
-        self._loader = Loader(backend_factory=lambda: select_backend("native"))
+        self._loader = FaultyLoader(Loader(backend_factory=lambda: select_backend("native")))
         self._events: list[EngineEvent] = []
         self._chats = [Chat(f"chat-{i}") for i in range(NUM_CHATS)]
         self._num_turns = 0
         self._model_name = MODELS[0]
         self._base_bytes = 0
         self._engine = InferenceEngine(
-            self._load,
+            self._loader,
             self._events.append,
             options=EngineOptions(holder_budget_bytes=BUDGET_BYTES, max_running=3),
         )
@@ -136,12 +154,6 @@ class Soak:
         self._read_events()
         self._check()
         assert all(chat.running is None for chat in self._chats), "a turn never ended"
-
-    def _load(self, path: Path, **options: Any) -> LoadedModel:
-        model = self._loader(path, **options)
-        self._faulty = FaultyExecutable(model.executable)
-        object.__setattr__(model, "executable", self._faulty)
-        return model
 
     def _load_next(self) -> None:
         self._model_name = self.random.choice(MODELS)
@@ -201,7 +213,7 @@ class Soak:
         )
 
     def _arm_fault(self) -> None:
-        self._faulty.fails_in = self.random.randrange(4)
+        self._loader.executable.fails_in = self.random.randrange(4)
 
     def _forget(self) -> None:
         chat = self.random.choice(self._chats)
@@ -239,7 +251,7 @@ class Soak:
     def _compare(self, turn: SubmitTurn, event: TurnFinished) -> None:
         """The same turn alone, cold and plain gives the same tokens, to the bit of the draw."""
         events: list[EngineEvent] = []
-        alone = InferenceEngine(self._loader, events.append)
+        alone = InferenceEngine(self._loader.loader, events.append)
         command = self._load_command()
         plain = SpeculationOptions(is_enabled=False)
         alone.apply(LoadModel(command.path, command.name, CONTEXT_LEN, plain))

@@ -20,7 +20,7 @@ from engine.events import EngineFailed, ErrorInfo, ModelFailed, ModelLoading
 from storage.chats import ChatStore
 from storage.errors import StorageError
 from tests.app.app_fixtures import Stage, open_stage
-from tests.app.fake_engine import FakeEngine
+from tests.app.fake_engine import FakeEngine, make_model_info
 
 
 def prompt_texts(turn: SubmitTurn) -> list[tuple[str, str]]:
@@ -249,6 +249,21 @@ async def test_a_question_whose_answer_could_not_be_begun_is_not_asked_twice(
         await stage.settle()
         assert prompt_texts(stage.engine.request()) == [("user", "one")]
         assert len(stage.app.chat_screen.transcript.views) == 2
+
+
+async def test_a_bad_model_file_leaves_the_model_in_use(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        stage.engine.loads_by_itself = False
+        stage.app.use_model(FoundModel("bad", Path("/models/bad.gguf")))
+        stage.app.change_settings(replace(stage.app.settings, model="bad"))
+        error = ErrorInfo("bad_model", "bad.gguf is cut off")
+        stage.engine.emit(ModelFailed("bad", error, kept=make_model_info(DEFAULT_MODEL)))
+        await stage.settle()
+        assert "bad.gguf is cut off" in stage.notices
+        assert (stage.app.model.name, stage.app.model.phase) == (DEFAULT_MODEL, "ready")
+        assert stage.saved[-1].model == DEFAULT_MODEL
+        await stage.ask("hello")
+        assert stage.engine.request()
 
 
 class LateNews(Static):

@@ -297,17 +297,32 @@ def fake_model(executable: FakeExecutable | None = None, **changes: object) -> L
 
 @dataclass
 class FakeLoader:
-    """Hands out a model, or raises."""
+    """Hands out a model, or raises when it is read or placed."""
 
     model: LoadedModel = field(default_factory=fake_model)
     error: Exception | None = None
+    place_error: Exception | None = None
+    freed_bytes: int = 0
+    """What the engine said it would give back."""
 
-    def __call__(
-        self, path: Path, *, name: str, speculation: object, progress: Callable[[str, float], None]
-    ) -> LoadedModel:
-        progress("weights", 0.5)
+    def check(
+        self,
+        path: Path,
+        *,
+        name: str,
+        speculation: object,
+        progress: Callable[[str, float], None],
+        freed_bytes: int = 0,
+    ) -> FakeLoader:
+        progress("reading", 0.0)
+        self.freed_bytes = freed_bytes
         if self.error:
             raise self.error
+        return self
+
+    def place(self) -> LoadedModel:
+        if self.place_error:
+            raise self.place_error
         return self.model
 
 
@@ -336,8 +351,9 @@ class EngineRig:
         self.executable = cast("FakeExecutable", self.model.executable)
         if isinstance(self.model.executable, FakeExecutable):
             self.executable.on_forward = self._pass_time
+        self.loader = FakeLoader(self.model)
         self.engine = InferenceEngine(
-            FakeLoader(self.model),
+            self.loader,
             self.events.append,
             clock=self.clock,
             registry=registry,

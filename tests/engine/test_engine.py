@@ -305,6 +305,33 @@ def test_a_load_that_fails_is_an_event_and_leaves_no_model(error: Exception, kin
     assert "no model" in of_type(events, TurnFailed)[0].error.message
 
 
+def test_a_bad_file_leaves_the_model_in_use_and_its_turns_alone() -> None:
+    rig = _rig()
+    request_id = rig.submit(PROMPT)
+    rig.run(5)
+    holder = rig.engine.holder("chat")
+    assert holder is not None
+    held_bytes = holder.num_bytes
+    rig.loader.error = UnsupportedWeight("a is IQ9")
+    rig.engine.apply(LoadModel(Path("bad"), "bad"))
+    (failed,) = of_type(rig.events, ModelFailed)
+    assert failed.name == "bad"
+    assert failed.kept == of_type(rig.events, ModelLoaded)[0].info
+    rig.run()
+    assert rig.finished(request_id).finish_reason == "length"
+    assert rig.loader.freed_bytes == rig.executable.weight_bytes + held_bytes
+
+
+def test_a_model_that_cannot_be_placed_leaves_none() -> None:
+    rig = _rig()
+    rig.loader.place_error = OutOfDeviceMemory("weights of 5 bytes into 3")
+    rig.engine.apply(LoadModel(Path("y"), "y"))
+    (failed,) = of_type(rig.events, ModelFailed)
+    assert failed.kept is None
+    assert rig.executable.is_closed
+    assert rig.engine.model is None
+
+
 def test_another_model_replaces_the_first_and_ends_its_turns() -> None:
     rig = _rig()
     request_id = rig.submit(PROMPT, max_tokens=50)

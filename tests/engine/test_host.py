@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,14 +163,14 @@ def test_a_stop_interrupts_a_load(events: _Events) -> None:
     loading = threading.Event()
     stopping = threading.Event()
 
-    def load(path: Path, *, name: str, speculation: object, progress: object) -> object:
-        loading.set()
-        assert stopping.wait(PATIENCE_S)
-        for _ in range(3):
-            progress("weights", 0.5)  # type: ignore[operator]
-        raise AssertionError("the load went on")
+    class SlowLoader:
+        def check(self, path: Path, *, progress: Callable[[str, float], None], **_: object) -> Any:
+            loading.set()
+            assert stopping.wait(PATIENCE_S)
+            progress("reading", 0.5)
+            raise AssertionError("the load went on")
 
-    host = EngineHost(load, events)  # type: ignore[arg-type]
+    host = EngineHost(SlowLoader(), events)
     host.submit(LOAD)
     assert loading.wait(PATIENCE_S)
     host.submit(Stop())

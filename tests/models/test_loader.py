@@ -131,6 +131,31 @@ def test_tables_that_are_only_looked_up_need_no_memory() -> None:
         load(path, available_bytes=lambda: enough - 50_000)
 
 
+def test_memory_that_the_model_in_use_will_give_back_counts_as_free() -> None:
+    loader = Loader(ReferenceBackend, available_bytes=lambda: 1000)
+    checked = loader.check(
+        TRUNKS / "llama" / "model.gguf",
+        name="toy",
+        speculation=SpeculationOptions(),
+        progress=lambda stage, share: None,
+        freed_bytes=10_000_000,
+    )
+    assert checked.place().name == "toy"
+
+
+def test_a_file_is_checked_without_a_weight_placed() -> None:
+    backend = CountingBackend()
+    checked = Loader(lambda: backend).check(
+        TRUNKS / "llama" / "model.gguf",
+        name="toy",
+        speculation=SpeculationOptions(),
+        progress=lambda stage, share: None,
+    )
+    assert backend.num_compiled == 0
+    checked.place()
+    assert backend.num_compiled == 1
+
+
 @pytest.mark.parametrize(
     ("breaking", "error", "kind"),
     [
