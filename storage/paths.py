@@ -73,13 +73,15 @@ class Paths:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Create a directory only its owner can read, with its parents; return it.
+    """Create a directory only its owner can read, and so its missing parents; return it.
 
     State:  a directory that exists keeps its permissions.
     Raises: StorageError when it cannot be created.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+        for folder in reversed(missing):  # `parents=True` would give them the usual mode
+            folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StorageError(
             f"cannot create the folder {path}: {error.strerror}",

@@ -31,9 +31,10 @@ def test_naming_a_folder_does_not_create_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
-    file = make_private_file(tmp_path / "new" / "chats.db")
+    file = make_private_file(tmp_path / "home" / "data" / "chats.db")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    for folder in (file.parent, file.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_an_existing_file_keeps_its_content(tmp_path: Path) -> None:
