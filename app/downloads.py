@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from textual.message import Message
 
 from app.errors import describe
-from app.services import DownloadProgress, FoundModel, ModelLibrary
+from app.services import FoundModel, ModelLibrary
 from engine.errors import EngineError
 from storage.errors import StorageError
+from storage.progress import DownloadProgress
 
 
 @dataclass(frozen=True, slots=True)

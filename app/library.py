@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from app.services import CatalogModel, DownloadProgress, DrafterChoice, FoundModel, InstalledModel
+from app.services import CatalogModel, DrafterChoice, FoundModel, InstalledModel
 from app.settings import Environment, Settings
 from models.catalog import CatalogDrafter, load_catalog
 from models.catalog import CatalogModel as CatalogEntry
@@ -25,7 +25,7 @@ from storage.paths import Paths
 
 if TYPE_CHECKING:
     from storage.model_downloads import WantedFile
-    from storage.progress import DownloadProgress as Report
+    from storage.progress import ReportProgress
 
 ORIGINS = {"huggingface": "Hugging Face cache", "ollama": "Ollama", "folder": "another folder"}
 SHOWN_CONTEXT_LEN = 4096
@@ -125,7 +125,7 @@ class Library:
         self,
         name: str,
         *,
-        on_progress: Callable[[DownloadProgress], None],
+        on_progress: ReportProgress,
         is_cancelled: Callable[[], bool],
     ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.
@@ -140,14 +140,9 @@ class Library:
             is_offline=self.settings.offline,
         )
 
-        def report(news: Report) -> None:
-            on_progress(
-                DownloadProgress(news.num_done, news.num_total, news.bytes_per_s, news.stage)
-            )
-
         try:
             wanted = downloads.wanted(name) if is_source(name) else self.wanted(name)
-            path = downloads.fetch(wanted, on_progress=report, is_cancelled=is_cancelled)
+            path = downloads.fetch(wanted, on_progress=on_progress, is_cancelled=is_cancelled)
         except DownloadCancelled:
             return None
         return self.find(str(path))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.settings import THINK, Settings
 from engine.commands import Command, LoadModel
@@ -18,6 +18,7 @@ from engine.events import EngineEvent
 if TYPE_CHECKING:
     from storage.bench_runs import BenchStore
     from storage.chats import ChatStore
+    from storage.progress import ReportProgress
 
 
 class EngineHandle(Protocol):
@@ -95,30 +96,6 @@ class CatalogModel:
     drafters: tuple[DrafterChoice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadProgress:
-    """How far a download is."""
-
-    num_done: int
-    """Bytes on disk, those of earlier tries included; never falls."""
-    num_total: int
-    bytes_per_s: float = 0.0
-    """0 while nothing arrives."""
-    stage: Literal["downloading", "stalled", "checking"] = "downloading"
-
-    @property
-    def fraction(self) -> float:
-        """Share of the bytes that is here, 0 to 1."""
-        return min(1.0, self.num_done / self.num_total) if self.num_total else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time left at the present rate, or None while nothing arrives."""
-        if self.bytes_per_s <= 0.0:
-            return None
-        return (self.num_total - self.num_done) / self.bytes_per_s
-
-
 class ModelLibrary(Protocol):
     """Models on this machine and in the catalog. Blocking: called on worker threads only."""
 
@@ -142,7 +119,7 @@ class ModelLibrary(Protocol):
         self,
         name: str,
         *,
-        on_progress: Callable[[DownloadProgress], None],
+        on_progress: ReportProgress,
         is_cancelled: Callable[[], bool],
     ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.services import DownloadProgress
+from storage.progress import DownloadProgress
 
 
 def format_bytes(count: float) -> str:
@@ -23,13 +23,13 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_progress(progress: DownloadProgress | None) -> str:
-    """`42 MB of 98 MB · 43% · 5 MB/s · 11 s left`."""
+    """`42 MB of 98 MB · 43% · 5 MB/s · 11 s left`, or why nothing arrives."""
     if progress is None:
         return "connecting"
     parts = [f"{format_bytes(progress.num_done)} of {format_bytes(progress.num_total)}"]
     parts.append(f"{progress.fraction:.0%}")
     if progress.stage != "downloading":
-        parts.append(progress.stage)
+        parts.append(f"{progress.stage}: {progress.note}" if progress.note else progress.stage)
     elif progress.seconds_left is not None:
         parts.append(f"{format_bytes(progress.bytes_per_s)}/s")
         parts.append(f"{format_seconds(progress.seconds_left)} left")

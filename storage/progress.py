@@ -30,6 +30,18 @@ class DownloadProgress:
     note: str = ""
     """Why it waits, in a few words."""
 
+    @property
+    def fraction(self) -> float:
+        """Share of the bytes that is here, 0 to 1."""
+        return min(1.0, self.num_done / self.num_total) if self.num_total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the present rate, or None while nothing arrives."""
+        if self.bytes_per_s <= 0.0:
+            return None
+        return (self.num_total - self.num_done) / self.bytes_per_s
+
 
 ReportProgress = Callable[[DownloadProgress], None]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import sys
 from collections.abc import Callable
 
 from app.cli.output import INTERRUPTED, CommandFailed, is_terminal, note, say, say_json
-from app.services import DownloadProgress
-from app.sizes import format_bytes
+from app.sizes import format_bytes, format_progress
 from app.wiring import Wiring
 from models.catalog import load_catalog
+from storage.progress import DownloadProgress
 
 
 def run_models(args: argparse.Namespace, wiring: Wiring) -> None:
@@ -164,13 +165,7 @@ class _ProgressLine:
         """Write the line again."""
         if not self._is_terminal:
             return
-        done = progress.num_done / progress.num_total if progress.num_total else 0.0
-        left = progress.seconds_left
-        text = (
-            f"{progress.stage} {done:4.0%}  {format_bytes(progress.num_done)} of"
-            f" {format_bytes(progress.num_total)}  {format_bytes(progress.bytes_per_s)}/s"
-            + (f"  {left:.0f} s left" if left is not None else "")
-        )
+        text = format_progress(progress)[: shutil.get_terminal_size().columns - 1]
         note("\r" + text.ljust(self._width), end="")
         self._width = len(text)
 

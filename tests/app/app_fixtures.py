@@ -11,13 +11,14 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from app.app import ForetellApp
-from app.services import CatalogModel, DownloadProgress, FoundModel, InstalledModel, Services
+from app.services import CatalogModel, FoundModel, InstalledModel, Services
 from app.settings import DEFAULT_MODEL, Settings
 from app.widgets.message import MessageView
 from app.widgets.status_bar import StatusBar
 from storage.chats import ChatStore
 from storage.database import Database
 from storage.errors import StorageError
+from storage.progress import DownloadProgress
 from tests.app.fake_engine import FakeEngine
 
 

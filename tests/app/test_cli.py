@@ -37,6 +37,7 @@ from engine.events import EngineEvent, EngineFailed, ErrorInfo
 from models.loader import Loader
 from storage.chats import ChatStore
 from storage.database import Database
+from storage.progress import DownloadProgress, ReportProgress
 
 TINY = Path(__file__).parents[1] / "fixtures" / "trunks" / "llama" / "model.gguf"
 
@@ -406,3 +407,30 @@ def test_a_screen_that_failed_leaves_with_its_exit_code(
     monkeypatch.setattr("app.cli.commands.is_terminal", lambda stream: True)
     monkeypatch.setattr("app.app.ForetellApp.run", lambda app: setattr(app, "_return_code", code))
     assert main(["chat"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (
+            DownloadProgress(42_000_000, 98_000_000, 5e6),
+            "42 MB of 98 MB · 43% · 5 MB/s · 11 s left",
+        ),
+        (
+            DownloadProgress(42_000_000, 98_000_000, stage="stalled", note="next try in 8 s"),
+            "42 MB of 98 MB · 43% · stalled: next try in 8 s",
+        ),
+    ],
+)
+def test_a_pull_says_how_far_it_is_and_why_it_waits(
+    monkeypatch: pytest.MonkeyPatch, progress: DownloadProgress, text: str
+) -> None:
+    def fetch(*args: object, on_progress: ReportProgress, **kwargs: object) -> Path:
+        on_progress(progress)
+        return TINY
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("storage.model_downloads.ModelDownloads.fetch", fetch)
+    assert main(["models", "pull", "smollm2-135m"]) == OK
+    assert terminal.getvalue() == f"\r{text}\ninstalled {TINY}\n"

@@ -12,10 +12,11 @@ import pytest
 
 from app.app import ModelState
 from app.screens.models import ModelsScreen
-from app.services import CatalogModel, DownloadProgress, DrafterChoice, InstalledModel
+from app.services import CatalogModel, DrafterChoice, InstalledModel
 from app.settings import DEFAULT_MODEL, Settings
 from engine.commands import LoadModel, SubmitTurn
 from storage.errors import StorageError
+from storage.progress import DownloadProgress
 from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
 
 QWEN = InstalledModel("qwen3-8b", Path("/models/qwen3-8b.gguf"), 5_098_362_432, "qwen3 Q4_K_M")
