@@ -44,4 +44,4 @@ $(DEV_STAMP): $(STAMP)
 	@touch $(DEV_STAMP)
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build *.egg-info backends/native/_foretell*.so backends/native/_foretell*.pyd
