@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from storage.chats import ChatStore
     from storage.database import Database
 
-FREE_MEMORY_SHARE = 0.25
-"""Of the free memory, for chat caches: weights, other programs and the file cache need the rest."""
-
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
@@ -101,7 +98,7 @@ class Wiring:
             on_event,
             prepare=lambda: loader.backend.name,
             options=EngineOptions(
-                holder_budget_bytes=cache_budget_bytes(settings),
+                holder_budget_bytes=settings.cache_budget_mb << 20 or None,
                 checkpoint_dir=self.paths.cache_dir / "checkpoints",
             ),
         )
@@ -117,12 +114,3 @@ class Wiring:
             open_bench=self.open_bench,
             chat_id=chat_id,
         )
-
-
-def cache_budget_bytes(settings: Settings) -> int:
-    """Memory for all chats' caches: what was set, or a share of what is free now."""
-    if settings.cache_budget_mb:
-        return settings.cache_budget_mb << 20
-    import psutil  # 30 ms that listing chats need not pay
-
-    return int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)

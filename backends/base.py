@@ -184,6 +184,10 @@ class Executable(Protocol):
     def cache_bytes_per_token(self) -> int:
         """Memory one token takes in the slots that keep every position."""
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free now where its caches lie."""
+
     def new_cache(self) -> Cache:
         """An empty cache."""
 

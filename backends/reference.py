@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from backends.base import (
     BackendCaps,
@@ -130,6 +131,11 @@ class ReferenceExecutable:
     def cache_bytes_per_token(self) -> int:
         """Two float64 rows per slot without a window."""
         return sum(16 * s.kv_heads * s.head_dim for s in self._program.slots if s.window is None)
+
+    @property
+    def free_bytes(self) -> int:
+        """Main memory that can be taken without swapping."""
+        return int(psutil.virtual_memory().available)
 
     def new_cache(self) -> ReferenceCache:
         """An empty cache."""

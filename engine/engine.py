@@ -43,6 +43,9 @@ from engine.speculative.runtime import SpeculationRuntime
 
 log = logging.getLogger(__name__)
 
+FREE_MEMORY_SHARE = 0.25
+"""Of the free memory, for chat caches: other programs and the file cache need the rest."""
+
 
 class InferenceEngine:
     """Owns the loaded model; `apply` commands between calls of `step`."""
@@ -194,16 +197,20 @@ class InferenceEngine:
             options=command.speculation,
             clock=self._clock,
         )
+        budget_bytes = self._options.holder_budget_bytes
+        if budget_bytes is None:
+            budget_bytes = int(model.executable.free_bytes * FREE_MEMORY_SHARE)
         return ModelSession(
             model,
             speculation,
-            context_len=self._context_len(model, command.context_len),
+            context_len=self._context_len(model, command.context_len, budget_bytes),
+            budget_bytes=budget_bytes,
             options=self._options,
             clock=self._clock,
             emit=self._emit,
         )
 
-    def _context_len(self, model: LoadedModel, asked: int | None) -> int:
+    def _context_len(self, model: LoadedModel, asked: int | None, budget_bytes: int) -> int:
         """Tokens a chat may hold: what was asked for, at most what the model was trained for."""
         if asked is not None:
             if asked > model.max_context_len:
@@ -212,7 +219,7 @@ class InferenceEngine:
                 )
             return max(1, min(asked, model.max_context_len))
         per_token = model.executable.cache_bytes_per_token
-        fitting = self._options.holder_budget_bytes // per_token if per_token else asked
+        fitting = budget_bytes // per_token if per_token else asked
         return max(1, min(model.max_context_len, fitting or model.max_context_len))
 
     def _model_info(self) -> ModelInfo:

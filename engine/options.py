@@ -10,8 +10,9 @@ from pathlib import Path
 class EngineOptions:
     """Limits the application sets once."""
 
-    holder_budget_bytes: int = 4 << 30
-    """Memory for the caches of all chats together."""
+    holder_budget_bytes: int | None = None
+    """Memory for the caches of all chats together; None takes a share of what is free where they
+    lie, once a model is loaded."""
     max_running: int = 8
     """Turns that may run at once; more wait."""
     checkpoint_dir: Path | None = None

@@ -37,6 +37,7 @@ class ModelSession:
         speculation: SpeculationRuntime,
         *,
         context_len: int,
+        budget_bytes: int,
         options: EngineOptions,
         clock: Clock,
         emit: EmitEvent,
@@ -48,9 +49,9 @@ class ModelSession:
         chunk_len = min(PREFILL_CHUNK, caps.max_rows)
         self._share_unit = 1 if caps.is_chunk_independent else chunk_len
         self.store = HolderStore(
-            model.executable, budget_bytes=options.holder_budget_bytes, share_unit=self._share_unit
+            model.executable, budget_bytes=budget_bytes, share_unit=self._share_unit
         )
-        self._budget_bytes = options.holder_budget_bytes
+        self._budget_bytes = budget_bytes
         self._clock = clock
         self._emit = emit
         self._scheduler = Scheduler(max_running=min(options.max_running, caps.max_rows))

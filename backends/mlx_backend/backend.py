@@ -120,6 +120,11 @@ class MlxExecutable:
         slots = (slot for slot in self._program.slots if slot.window is None)
         return sum(2 * int(self._kv_type.size) * s.kv_heads * s.head_dim for s in slots)
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free now: one memory for processor and GPU."""
+        return int(psutil.virtual_memory().available)
+
     def new_cache(self) -> MlxCache:
         """An empty cache."""
         return MlxCache(self._program.slots, _MAX_ROWS, self._kv_type)

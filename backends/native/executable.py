@@ -135,6 +135,11 @@ class NativeExecutable:
         """What a person may want to know about the load, one sentence each."""
         return self._packer.notices
 
+    @property
+    def free_bytes(self) -> int:
+        """Main memory that can be taken without swapping."""
+        return self._available_bytes()
+
     def new_cache(self) -> NativeCache:
         """An empty cache."""
         return NativeCache(self._layout, self._available_bytes)

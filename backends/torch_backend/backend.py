@@ -158,6 +158,11 @@ class TorchExecutable:
         slots = (slot for slot in self._program.slots if slot.window is None)
         return sum(2 * self._kv_type.itemsize * s.kv_heads * s.head_dim for s in slots)
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free on the device now."""
+        return free_bytes(self._device.device)
+
     def new_cache(self) -> TorchCache:
         """An empty cache."""
         try:

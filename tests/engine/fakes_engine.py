@@ -229,6 +229,7 @@ class FakeExecutable:
     is_closed: bool = False
     weight_bytes: int = 1000
     cache_bytes_per_token: int = 8
+    free_bytes: int = 1 << 34
 
     @property
     def caps(self) -> BackendCaps:

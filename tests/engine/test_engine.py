@@ -282,6 +282,14 @@ def test_the_context_is_bounded_by_the_model_and_by_memory() -> None:
     assert of_type(small.events, ModelLoaded)[0].info.context_len == 100
 
 
+def test_caches_get_a_share_of_what_is_free_beside_the_weights_unless_it_is_set() -> None:
+    executable = FakeExecutable(free_bytes=4 * 8 * 100)
+    rig = EngineRig(executable)
+    assert of_type(rig.events, ModelLoaded)[0].info.context_len == 100
+    rig = EngineRig(executable, options=EngineOptions(holder_budget_bytes=8 * 50))
+    assert of_type(rig.events, ModelLoaded)[0].info.context_len == 50
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
