@@ -47,11 +47,6 @@ class Sampler:
         """Absolute position of the next token, in tokens."""
         return self._position
 
-    @property
-    def penalty_counts(self) -> dict[int, int]:
-        """How often each token occurs in the penalty window."""
-        return dict(self._counts)
-
     def draw(self, row: np.ndarray) -> int:
         """The token at `position`, from its logits; `accept` must be told of it.
 

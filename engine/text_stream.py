@@ -19,12 +19,9 @@ share the interpreter lock)."""
 class TextStream:
     """Collects the text of one answer; `emit` gets it in pieces that join to `text`."""
 
-    def __init__(
-        self, emit: Callable[[str], None], clock: Clock, *, min_interval_s: float = MIN_INTERVAL_S
-    ) -> None:
+    def __init__(self, emit: Callable[[str], None], clock: Clock) -> None:
         self._emit = emit
         self._clock = clock
-        self._min_interval_s = min_interval_s
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending: list[str] = []
         self._emitted: list[str] = []
@@ -59,5 +56,5 @@ class TextStream:
         text = "".join(self._pending)
         self._pending.clear()
         self._emitted.append(text)
-        self._due_at = self._clock() + self._min_interval_s
+        self._due_at = self._clock() + MIN_INTERVAL_S
         self._emit(text)

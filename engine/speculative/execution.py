@@ -74,19 +74,6 @@ class Window(Protocol):
         """How many of the proposed drafts to verify, given the turn's record so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step brought. The cache grew by `len(token_ids)`; the last one is not in it."""
-
-    token_ids: tuple[int, ...]
-    num_drafts: int
-    """Drafts that were verified."""
-    num_accepted: int
-    kind: Literal["verify", "plain", "parked"]
-    notice: str | None = None
-    """One line for the person when the drafter was dropped in this step."""
-
-
 class _Role(Enum):
     """What a step's time is evidence of."""
 
@@ -152,7 +139,6 @@ class SpeculativeExecution:
         )
         self._committed: list[int] = []
         """What the drafter was told the cache holds."""
-        self._notice: str | None = None
         self.stats = SpeculationStats(clock, algorithm=traits.name)
 
     @property
@@ -233,9 +219,10 @@ class SpeculativeExecution:
         if self.governor is not None:
             self.governor.count_interlude(len(token_ids))
 
-    def step(self, last_token_id: int, max_tokens: int, draw: DrawRow) -> StepResult:
+    def step(self, last_token_id: int, max_tokens: int, draw: DrawRow) -> list[int]:
         """Emit between 1 and `max_tokens` tokens after `last_token_id`, which is not cached yet.
 
+        Returns: the emitted ids; the last one is not cached.
         State:  the cache grows by as many tokens as are emitted. When it raises, it holds no draft
                 that was not emitted.
         Raises: BackendError, EngineError from the target or from `draw`, never from the drafter.
@@ -247,7 +234,7 @@ class SpeculativeExecution:
         self._rollback(step, len(step.drawn))
         self._commit(step)
         self._account(step, (drafted - began) * 1e3, (self._clock() - drafted) * 1e3)
-        return self._result(step)
+        return step.drawn
 
     # -- draft
 
@@ -418,7 +405,7 @@ class SpeculativeExecution:
         name = self._speculator.traits.name
         log.warning("drafter %s dropped", name, exc_info=error)
         reason = str(error) or type(error).__name__
-        self.dropped = self._notice = f"{name} stopped drafting: {reason}"
+        self.dropped = f"{name} stopped drafting: {reason}"
 
     # -- accounting
 
@@ -427,6 +414,7 @@ class SpeculativeExecution:
             self.stats.count_verify(step.num_drafts, step.num_accepted)
         else:
             self.stats.count_plain(is_parked=step.is_parked)
+        self._log(step)
         try:
             self._teach(step, draft_ms, rest_ms)
         except DRAFTER_FAULTS as error:
@@ -457,24 +445,21 @@ class SpeculativeExecution:
         self.stats.num_right += num_right
         costs.acceptance.record(step.proposal.prefix_probs, num_judged, num_right)
 
-    def _result(self, step: _Step) -> StepResult:
-        notice, self._notice = self._notice, None
-        kind: Literal["verify", "plain", "parked"] = (
-            "verify" if step.num_drafts else "parked" if step.is_parked else "plain"
+    def _log(self, step: _Step) -> None:
+        """One line of debug log: what was proposed and what became of it."""
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        probs = step.proposal.prefix_probs
+        log.debug(
+            "step=%s pos=%d proposed=%d first_prob=%s verified=%d accepted=%d governor=%s",
+            "verify" if step.num_drafts else "parked" if step.is_parked else "plain",
+            step.base,
+            len(step.proposal.token_ids),
+            f"{probs[0]:.2f}" if probs else "-",
+            step.num_drafts,
+            step.num_accepted,
+            self.governor_state,
         )
-        if log.isEnabledFor(logging.DEBUG):
-            probs = step.proposal.prefix_probs
-            log.debug(
-                "step=%s pos=%d proposed=%d first_prob=%s verified=%d accepted=%d governor=%s",
-                kind,
-                step.base,
-                len(step.proposal.token_ids),
-                f"{probs[0]:.2f}" if probs else "-",
-                step.num_drafts,
-                step.num_accepted,
-                self.governor_state,
-            )
-        return StepResult(tuple(step.drawn), step.num_drafts, step.num_accepted, kind, notice)
 
 
 def _draw_rows(step: _Step, logits: np.ndarray, draw: DrawRow) -> None:

@@ -73,14 +73,6 @@ class SpeculationRuntime:
         resolved = self._resolve()
         return resolved.reason if isinstance(resolved, Decline) else None
 
-    @property
-    def window(self) -> Window:
-        """How far to draft: the number a person typed, else the measured best (S23)."""
-        if self.options.window is not None:
-            return FixedWindow(self.options.window)
-        shared = self._shared_for(self.algorithm or "")
-        return shared.window if self.options.use_governor else FixedWindow(shared.window.fixed)
-
     def arm(
         self, target: SpeculativeTarget, *, max_tokens: int, committed_ids: Sequence[int] = ()
     ) -> SpeculativeExecution | Decline:
@@ -90,7 +82,6 @@ class SpeculationRuntime:
         name = self._resolve()
         if isinstance(name, Decline):
             return name
-        window = self.window
         speculator = self._registry.create(name, SpeculatorRequest(target, self._draft_head))
         if isinstance(speculator, Decline):
             log.warning("no drafting by %s: %s", name, speculator.reason)
@@ -103,7 +94,7 @@ class SpeculationRuntime:
         execution = SpeculativeExecution(
             target,
             speculator,
-            window,
+            self._window(shared),
             governor=shared.governor if self.options.use_governor else None,
             costs=shared.window,
             min_draft_prob=self.options.min_draft_prob,
@@ -113,6 +104,12 @@ class SpeculationRuntime:
         if committed_ids:
             execution.seed_committed(committed_ids)
         return execution
+
+    def _window(self, shared: _Shared) -> Window:
+        """How far to draft: the number a person typed, else the measured best (S23)."""
+        if self.options.window is not None:
+            return FixedWindow(self.options.window)
+        return shared.window if self.options.use_governor else FixedWindow(shared.window.fixed)
 
     def _resolve(self) -> str | Decline:
         name = self._registry.resolve(self.options, self._traits, self._draft_head)

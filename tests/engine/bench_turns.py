@@ -72,7 +72,7 @@ class Chat:
         began = self.clock.now
         while not turn.is_over:
             assert token_id is not None
-            token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+            token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         text = b"".join(self.model.tokenizer.piece(i) for i in turn.emitted)
         self.messages.append(Message("assistant", text.decode(errors="replace")))
         return (self.clock.now - began) * 1e3, len(turn.emitted) - 1

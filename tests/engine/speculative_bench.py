@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.speculative.drafters import drafter_factory
-from engine.speculative.execution import SpeculativeExecution, StepResult
+from engine.speculative.execution import DrawRow, SpeculativeExecution
 from engine.speculative.governor import CostGovernor
 from engine.speculative.registry import SpeculatorRequest
 from engine.speculative.speculator import Decline, Speculator
@@ -22,6 +23,29 @@ from tests.engine.fakes_speculative import (
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 KINDS = list(TARGETS)
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one step brought, read from the turn's counters."""
+
+    token_ids: list[int]
+    num_drafts: int
+    num_accepted: int
+    kind: str
+    """verify, plain or parked."""
+
+
+def take_step(
+    execution: SpeculativeExecution, last_id: int, max_tokens: int, draw: DrawRow
+) -> Stepped:
+    stats = execution.stats
+    before = stats.draft_n, stats.draft_n_accepted, stats.verify_steps, stats.parked_steps
+    drawn = execution.step(last_id, max_tokens, draw)
+    after = stats.draft_n, stats.draft_n_accepted, stats.verify_steps, stats.parked_steps
+    drafts, accepted, verifies, parked = (b - a for a, b in zip(before, after, strict=True))
+    kind = "verify" if verifies else "parked" if parked else "plain"
+    return Stepped(drawn, drafts, accepted, kind)
 
 
 class Bench:
@@ -47,9 +71,9 @@ class Bench:
         self.last_id = self.turn.draw(prefill(self.target, PROMPT), len(PROMPT))
         self.execution.seed_committed(PROMPT)
 
-    def step(self) -> StepResult:
+    def step(self) -> Stepped:
         assert self.last_id is not None
-        result = self.execution.step(self.last_id, self.turn.num_remaining, self.turn.draw)
+        result = take_step(self.execution, self.last_id, self.turn.num_remaining, self.turn.draw)
         self.last_id = result.token_ids[-1]
         return result
 

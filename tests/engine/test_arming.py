@@ -29,6 +29,7 @@ from tests.engine.fakes_speculative import (
     plain_stream,
     prefill,
 )
+from tests.engine.speculative_bench import take_step
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -36,13 +37,19 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 class Recording:
     """A runtime whose one algorithm records what it is told; `made` are its speculators."""
 
-    def __init__(self, traits: SpeculatorTraits | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        traits: SpeculatorTraits | None = None,
+        *,
+        trunk: TargetTraits | None = None,
+        **options: object,
+    ) -> None:
         self.made: list[ScriptedSpeculator] = []
         registry = SpeculatorRegistry()
         registry.register("recording", lambda _: self._make(traits))
         self.runtime = SpeculationRuntime(
             registry,
-            TargetTraits(),
+            trunk or TargetTraits(),
             None,
             options=SpeculationOptions(algorithm="recording", **options),  # type: ignore[arg-type]
             clock=FakeClock(),
@@ -166,7 +173,7 @@ def test_s28_arms_on_a_holder_it_never_filled(kind: str) -> None:
     token_id = turn.draw(row, len(PROMPT))
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
     assert turn.emitted == plain
     assert target.contents() == cold_contents(kind, [*PROMPT, *plain[:-1]])
 
@@ -234,9 +241,9 @@ def test_s31_gap_discards_pending_rows_and_waits_for_a_fresh_one() -> None:
     turn = Turn(PROMPT, max_tokens=30)
     turn.emitted.append(plain[len(PROMPT)])
     turn.sampler.accept(turn.emitted[0])
-    first = execution.step(turn.emitted[-1], 20, turn.draw)
+    first = take_step(execution, turn.emitted[-1], 20, turn.draw)
     assert first.kind == "plain"  # no row to chain from yet
-    second = execution.step(turn.emitted[-1], 20, turn.draw)
+    second = take_step(execution, turn.emitted[-1], 20, turn.draw)
     assert (second.num_drafts, second.num_accepted) == (3, 3)
     interlude = plain[target.cached_len : target.cached_len + 2]
     prefill(target, interlude)
@@ -244,9 +251,9 @@ def test_s31_gap_discards_pending_rows_and_waits_for_a_fresh_one() -> None:
     turn.emitted = list(plain[len(PROMPT) : target.cached_len + 1])
     turn.sampler = Turn(plain[: target.cached_len + 1]).sampler
     num_folds = head.num_folds
-    assert execution.step(turn.emitted[-1], 9, turn.draw).kind == "plain"
+    assert take_step(execution, turn.emitted[-1], 9, turn.draw).kind == "plain"
     assert head.num_folds == num_folds
-    assert execution.step(turn.emitted[-1], 9, turn.draw).num_accepted == 3
+    assert take_step(execution, turn.emitted[-1], 9, turn.draw).num_accepted == 3
 
 
 # -- governor and window are shared (S33)
@@ -285,10 +292,15 @@ def test_s41_governor_can_be_switched_off() -> None:
 def test_s23_preferred_window_narrows_the_default_but_no_typed_number(
     typed: int | None, preferred: int | None, expected: int
 ) -> None:
-    traits = TargetTraits(preferred_window=preferred)
+    trunk = TargetTraits(preferred_window=preferred)
     for governed in (True, False):
-        runtime = runtime_with(traits=traits, window=typed, use_governor=governed)
-        assert runtime.window.max_drafts == expected
+        recording = Recording(trunk=trunk, window=typed, use_governor=governed)
+        execution = recording.arm(filled(), PROMPT)
+        turn = Turn([*PROMPT, 7], max_tokens=60)
+        execution.step(7, 50, turn.draw)
+        while not recording.made[-1].contexts:  # the governor measures plain steps first
+            execution.step(turn.emitted[-1], 50, turn.draw)
+        assert recording.made[-1].contexts[0].max_drafts == expected
 
 
 # -- switching (S42)
@@ -326,7 +338,7 @@ def one_step(
 ) -> int | None:
     assert last is not None
     if isinstance(execution, SpeculativeExecution):
-        return execution.step(last, turn.num_remaining, turn.draw).token_ids[-1]
+        return execution.step(last, turn.num_remaining, turn.draw)[-1]
     logits = target.forward_rows([last]).logits
     assert logits is not None
     return turn.draw(logits[0], target.cached_len)
@@ -355,7 +367,7 @@ def test_s47_context_survives_an_interlude_beside_other_chats(kind: str) -> None
     execution.seed_committed(PROMPT)
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         interlude = []
         while not turn.is_over and len(interlude) < 3:
             assert token_id is not None
@@ -400,6 +412,6 @@ def test_b12_clones_of_one_prefix_do_not_touch_each_other(seed: int) -> None:
         token_id = turn.draw(target._row_logits(), len(first))
         while not turn.is_over:
             assert token_id is not None
-            token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+            token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         streams.append(turn.emitted)
         assert turn.emitted == plain_stream("linear", first, 30)

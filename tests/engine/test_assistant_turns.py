@@ -25,6 +25,7 @@ from engine.speculative.window import FixedWindow
 from models.loader import Loader
 from tests.engine.fakes_engine import GREEDY, PLAIN, EngineRig, of_type
 from tests.engine.fakes_speculative import FakeClock, Turn
+from tests.engine.speculative_bench import take_step
 from tests.engine.test_parity_models import BACKEND
 from tests.models.tiny_assistant import (
     VOCAB,
@@ -243,7 +244,7 @@ def test_s32_drafts_again_after_a_park(model: LoadedModel, num_parked: int) -> N
     num_steps = accepted_after = 0
     while not turn.is_over:
         assert token_id is not None
-        result = execution.step(token_id, turn.num_remaining, turn.draw)
+        result = take_step(execution, token_id, turn.num_remaining, turn.draw)
         token_id = result.token_ids[-1]
         assert result.num_drafts == 0 or num_steps not in parked
         accepted_after += result.num_accepted * int(num_steps >= parked.stop)

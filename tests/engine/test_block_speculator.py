@@ -20,6 +20,7 @@ from tests.engine.fakes_speculative import (
     plain_stream,
     prefill,
 )
+from tests.engine.speculative_bench import take_step
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 PLAIN = [*PROMPT, *plain_stream("linear", PROMPT, 60)]
@@ -51,7 +52,7 @@ def test_s12_drafts_a_whole_block_in_one_pass() -> None:
     head = fake_head()
     execution, _, turn = armed(head)
     execution.step(turn.emitted[-1], 20, turn.draw)
-    result = execution.step(turn.emitted[-1], 20, turn.draw)
+    result = take_step(execution, turn.emitted[-1], 20, turn.draw)
     assert (result.num_drafts, result.num_accepted) == (6, 6)
     assert head.num_steps == 1
 
@@ -71,7 +72,7 @@ def test_c1_adopted_prefix_costs_one_plain_step_and_no_stale_row() -> None:
     """The reused positions were never seen; the head refuses zeros and rows of other positions."""
     head = fake_head()
     execution, _, turn = armed(head)
-    kinds = [execution.step(turn.emitted[-1], 50, turn.draw).kind for _ in range(4)]
+    kinds = [take_step(execution, turn.emitted[-1], 50, turn.draw).kind for _ in range(4)]
     assert kinds == ["plain", "verify", "verify", "verify"]
     assert execution.dropped is None
 
@@ -86,7 +87,7 @@ def test_s39_parked_steps_leave_gaps_and_the_first_step_after_captures_a_row() -
     execution.governor = governor
     kinds = []
     for _ in range(5):
-        kinds.append(execution.step(turn.emitted[-1], 40, turn.draw).kind)
+        kinds.append(take_step(execution, turn.emitted[-1], 40, turn.draw).kind)
     assert kinds == ["parked", "parked", "parked", "plain", "verify"]
     assert [call.want_hidden for call in target.calls[-5:]] == [False, False, False, True, True]
 

@@ -190,7 +190,7 @@ def test_b13_head_state_equals_one_built_cold_over_the_committed_tokens(
     head.plain = scripted
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         round_starts.append(target.cached_len)
         pending = speculator._pending_ids
         held = sorted(state_of(speculator).rows)

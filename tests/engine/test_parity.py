@@ -154,10 +154,10 @@ def run_turn(
     while not turn.is_over:
         assert token_id is not None
         before = target.cached_len
-        result = execution.step(token_id, turn.num_remaining, turn.draw)
-        assert target.cached_len == before + len(result.token_ids)
-        assert list(result.token_ids) == turn.emitted[-len(result.token_ids) :]
-        token_id = result.token_ids[-1]
+        drawn = execution.step(token_id, turn.num_remaining, turn.draw)
+        assert target.cached_len == before + len(drawn)
+        assert drawn == turn.emitted[-len(drawn) :]
+        token_id = drawn[-1]
         after_step([*turn.prompt_ids, *turn.emitted[:-1]])
     return turn.emitted
 

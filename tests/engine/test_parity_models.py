@@ -105,7 +105,7 @@ def test_s70_stream_and_cache_are_plain_decodings_to_the_bit(
     token_id = prefill(target, prompt, turn)
     execution.seed_committed(prompt)
     while not turn.is_over:
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
     assert turn.emitted == plain
     assert target.holder.token_ids == [*prompt, *plain[:-1]]
     if window in (3, 9) and sampling == "greedy":

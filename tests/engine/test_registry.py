@@ -222,7 +222,7 @@ def run_toy(algorithm: str, kind: str, plain: Sequence[int], *, governed: bool) 
     token_id = turn.draw(row, len(PROMPT))
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
     assert turn.emitted == plain
     assert execution.dropped is None
     assert execution.stats.verify_steps > 0

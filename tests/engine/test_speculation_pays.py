@@ -20,6 +20,7 @@ from engine.speculative.runtime import SpeculationRuntime
 from engine.speculative.target import TargetTraits
 from tests.engine.fakes_speculative import FakeClock, RecitingTarget, Turn, prefill
 from tests.engine.recorded_texts import RECORDED
+from tests.engine.speculative_bench import take_step
 
 PLAIN_MS = 10.0
 
@@ -64,7 +65,7 @@ class Timed:
         self.execution, began = armed, self.clock.now
         while not turn.is_over:
             assert token_id is not None
-            result = armed.step(token_id, turn.num_remaining, turn.draw)
+            result = take_step(armed, token_id, turn.num_remaining, turn.draw)
             token_id = result.token_ids[-1]
             self.kinds.append(result.kind)
         assert turn.emitted == list(answer)

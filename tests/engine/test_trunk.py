@@ -124,7 +124,7 @@ def test_s02_one_loop_serves_a_chat_alone(
     execution.seed_committed(PROMPT)
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         assert trunk.holder.token_ids == [*PROMPT, *turn.emitted[:-1]]
         trunk.holder.check_integrity()
     assert turn.emitted == expected
@@ -148,7 +148,7 @@ def test_s02_the_same_holder_takes_part_in_batched_steps(make_cache: type[Linear
     execution.seed_committed(PROMPT)
     while not turn.is_over:
         assert token_id is not None
-        token_id = execution.step(token_id, turn.num_remaining, turn.draw).token_ids[-1]
+        token_id = execution.step(token_id, turn.num_remaining, turn.draw)[-1]
         if turn.is_over:
             break
         logits = forward_holders([neighbour, trunk.holder], [[4], [token_id]]).logits
