@@ -39,8 +39,8 @@ class Tokenizer(Protocol):
     def adds_bos(self) -> bool:
         """Whether raw prompts start with `bos_id`."""
 
-    def encode(self, text: str, *, with_control: bool = False) -> list[int]:
-        """Ids of a text, no BOS added; control tokens are recognised only `with_control`."""
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, no BOS added; no text becomes a control token."""
 
     def piece(self, token_id: int, *, with_control: bool = False) -> bytes:
         """Raw bytes of one token; a character may be split over tokens. Control: b"" by default."""

@@ -41,7 +41,7 @@ class ByteTokenizer:
     bos_id = BOS
     adds_bos = True
 
-    def encode(self, text: str, *, with_control: bool = False) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def piece(self, token_id: int, *, with_control: bool = False) -> bytes:
