@@ -54,6 +54,8 @@ class BackendCaps:
     """native, torch-cpu, torch-cuda, mlx, reference."""
     device: str
     """A person's name for the device and the instruction set in use."""
+    arithmetic: str
+    """Names what decides the bits of a cache, and nothing else: stored caches are kept by it."""
     is_row_independent: bool
     """A row's bits do not depend on how many rows are forwarded with it (ledger S70)."""
     is_chunk_independent: bool

@@ -120,7 +120,7 @@ class ReferenceExecutable:
     @property
     def caps(self) -> BackendCaps:
         """Rows are computed one by one: both kinds of independence hold by construction."""
-        return BackendCaps("reference", "numpy, float64", True, True, max_rows=512)
+        return BackendCaps("reference", "numpy, float64", "reference", True, True, max_rows=512)
 
     @property
     def weight_bytes(self) -> int:

@@ -223,8 +223,7 @@ class ModelSession:
 def _checkpoint_folder(model: LoadedModel, folder: Path | None) -> CheckpointFolder | None:
     if folder is None:
         return None
-    caps = model.executable.caps
-    return CheckpointFolder(folder, model.content_hash, f"{caps.name} {caps.device}")
+    return CheckpointFolder(folder, model.content_hash, model.executable.caps.arithmetic)
 
 
 def describe_error(error: BaseException) -> ErrorInfo:

@@ -72,8 +72,12 @@ class MlxBackend:
 
 def device_name() -> str:
     """A person's name for MLX's default device."""
-    kind = "GPU" if mx.default_device().type == mx.gpu else "CPU"
-    return f"{kind}, MLX {version('mlx')}"
+    return f"{device_kind()}, MLX {version('mlx')}"
+
+
+def device_kind() -> str:
+    """GPU or CPU."""
+    return "GPU" if mx.default_device().type == mx.gpu else "CPU"
 
 
 def _placed(weight: Weight) -> Matrix:
@@ -107,7 +111,7 @@ class MlxExecutable:
     @property
     def caps(self) -> BackendCaps:
         """No equal bits."""
-        return BackendCaps("mlx", device_name(), False, False, _MAX_ROWS)
+        return BackendCaps("mlx", device_name(), f"mlx {device_kind()}", False, False, _MAX_ROWS)
 
     @property
     def weight_bytes(self) -> int:

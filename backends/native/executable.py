@@ -117,7 +117,8 @@ class NativeExecutable:
     def caps(self) -> BackendCaps:
         """Every sum has one fixed order, so rows and chunk boundaries change no bit."""
         device = f"CPU, {self._kernels.name}, {self._pool.threads} threads"
-        return BackendCaps("native", device, True, True, self._max_rows)
+        arithmetic = f"native {self._kernels.name}"
+        return BackendCaps("native", device, arithmetic, True, True, self._max_rows)
 
     @property
     def weight_bytes(self) -> int:

@@ -144,8 +144,8 @@ class TorchExecutable:
         """Equal bits are promised on the CPU only."""
         name = device_name(self._device.device)
         if self._on_gpu:
-            return BackendCaps("torch-cuda", name, False, False, _GPU_MAX_ROWS)
-        return BackendCaps("torch-cpu", name, True, True, _CPU_MAX_ROWS)
+            return BackendCaps("torch-cuda", name, f"torch {name}", False, False, _GPU_MAX_ROWS)
+        return BackendCaps("torch-cpu", name, "torch CPU", True, True, _CPU_MAX_ROWS)
 
     @property
     def weight_bytes(self) -> int:

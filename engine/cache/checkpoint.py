@@ -1,7 +1,7 @@
 """A prefix's cache on disk, so that a system prompt is forwarded once per model, not per start.
 
 One `.npz` per prefix, written to a temporary name piece by piece and renamed. Its header names model content,
-backend, layout version and the ids; anything that does not match, or cannot be read, is ignored:
+arithmetic, layout version and the ids; anything that does not match, or cannot be read, is ignored:
 the prefix is then forwarded again. Knows no turns.
 """
 
@@ -24,7 +24,7 @@ from engine.cache.holder import Holder
 from engine.errors import CheckpointUnsound
 
 LAYOUT_VERSION = 1
-"""Raised when the meaning of the file or of a cache export changes."""
+"""Raised when the meaning of the file or of a cache export changes, or a backend's arithmetic."""
 MAX_BYTES = 1 << 30
 """Of a folder; the most recently used prefixes stay."""
 STALE_S = 86_400
@@ -43,8 +43,8 @@ class CheckpointFolder:
     folder: Path
     content_hash: str
     """Of the model file and its layout."""
-    backend: str
-    """Name and device: a cache is not carried from one arithmetic to another."""
+    arithmetic: str
+    """Of the backend: a cache is not carried from one to another."""
 
     def path_for(self, token_ids: Sequence[int]) -> Path:
         """Where a prefix is kept."""
@@ -117,7 +117,7 @@ class CheckpointFolder:
         return {
             "version": LAYOUT_VERSION,
             "content_hash": self.content_hash,
-            "backend": self.backend,
+            "arithmetic": self.arithmetic,
             "token_ids": list(token_ids),
         }
 

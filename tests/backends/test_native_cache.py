@@ -91,6 +91,18 @@ def test_an_exported_cache_continues_to_the_bit(length: int) -> None:
     np.testing.assert_array_equal(logits_of(model(), copy, after), logits_of(model(), chat, after))
 
 
+def test_a_cache_of_other_threads_is_of_the_same_arithmetic_and_continues_to_the_bit() -> None:
+    one = NativeBackend(threads=1).compile(everything("Q4_K"))
+    assert one.caps.device != model().caps.device
+    assert one.caps.arithmetic == model().caps.arithmetic
+    copy = one.new_cache()
+    copy.import_state(filled(60).export_state(), 60)
+    after = random_ids(20, seed=3)
+    np.testing.assert_array_equal(
+        logits_of(one, copy, after), logits_of(model(), filled(60), after)
+    )
+
+
 def test_an_export_is_in_order_of_positions_and_windows_give_their_last() -> None:
     state = filled(300).export_state()
     np.testing.assert_array_equal(state["positions.0"], np.arange(300 - WINDOW, 300))

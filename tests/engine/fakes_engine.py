@@ -216,6 +216,8 @@ class FakeExecutable:
     """Greater than 0 repeats one alphabet: a model that drafts well from its own text."""
     eos_bias: float = -20.0
     is_chunk_independent: bool = True
+    device: str = "fake device"
+    arithmetic: str = "fake"
     fail_at: int | None = None
     """Number of the forward that raises."""
     fails_half_way: bool = False
@@ -233,7 +235,9 @@ class FakeExecutable:
 
     @property
     def caps(self) -> BackendCaps:
-        return BackendCaps("fake", "fake device", True, self.is_chunk_independent, 64)
+        return BackendCaps(
+            "fake", self.device, self.arithmetic, True, self.is_chunk_independent, 64
+        )
 
     def new_cache(self) -> LinearCache:
         return self.make_cache()

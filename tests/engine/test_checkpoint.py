@@ -36,7 +36,7 @@ CACHES = [LinearCache, RingCache, RecurrentCache]
 def _rig(
     folder: Path | None, cache: type[LinearCache] = LinearCache, **changes: object
 ) -> EngineRig:
-    model = fake_model(FakeExecutable(make_cache=cache), **changes)
+    model = fake_model(**{"executable": FakeExecutable(make_cache=cache), **changes})
     options = EngineOptions(checkpoint_dir=folder)
     return EngineRig(model=model, system_prompt=SYSTEM, options=options)
 
@@ -133,6 +133,18 @@ def test_a_prompt_nobody_named_is_kept_after_its_first_turn(tmp_path: Path) -> N
     rig = EngineRig(options=options)
     rig.ask(CHAT)
     assert of_type(rig.events, TurnStarted)[0].reused_tokens == len(SYSTEM) + 4
+
+
+@pytest.mark.parametrize("arithmetic", ["fake", "other"])
+def test_a_file_is_kept_by_arithmetic_not_by_what_a_device_is_called(
+    tmp_path: Path, arithmetic: str
+) -> None:
+    """Another number of threads, shown with the device, made every stored prefix useless."""
+    _rig(tmp_path).run()
+    executable = FakeExecutable(device="the same, 2 threads", arithmetic=arithmetic)
+    rig = _rig(tmp_path, executable=executable)
+    rig.run()
+    assert (executable.num_forwards == 0) == (arithmetic == "fake")
 
 
 @pytest.mark.parametrize("changes", [{"content_hash": "other"}, {"name": "same"}])
