@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.executor import PREFILL_CHUNK
 from engine.speculative.draft_head import DraftHead, DraftHeadKind
 from engine.speculative.options import DEFAULT_WINDOW
+from engine.speculative.rollback import roll_back
 from engine.speculative.trunk import Trunk
 
 F32_TOLERANCE = 1e-4
@@ -206,7 +207,7 @@ def check_rollbacks(
         assert logits is not None, "logits were asked for"
         for row in range(len(rows)):
             kept.add(pos + row, plain[pos + row], logits[row])
-        _keep(trunk, rows, window + 1, snapshot)
+        roll_back(trunk, [*rows, *wrong], len(rows), snapshot)
         pos += len(rows)
         target = after_rollback if wrong else after_all
         logits = trunk.forward_rows(token_ids[pos : pos + 1]).logits
@@ -215,19 +216,6 @@ def check_rollbacks(
         pos += 1
         num_right = (num_right + 1) % (window + 1)
     return [kept, after_all, after_rollback]
-
-
-def _keep(trunk: Trunk, kept: Sequence[int], num_rows: int, snapshot: object) -> None:
-    """What `SpeculativeExecution` does after a verify, without drawing."""
-    base = trunk.cached_len - num_rows
-    trunk.on_verify_resolved(num_rows, len(kept) - 1)
-    if len(kept) == num_rows:
-        return
-    if trunk.traits.verify_persists_accepted_kv:
-        trunk.rewind_to(base + len(kept))
-    else:
-        trunk.restore_state(snapshot)
-        trunk.forward_rows(kept, want_logits="none")
 
 
 def _all_rows(executable: Executable, cache: Cache, token_ids: Sequence[int]) -> np.ndarray:

@@ -21,6 +21,7 @@ from engine.cache.holder import common_prefix_len
 from engine.contracts import Clock
 from engine.errors import EngineError
 from engine.speculative.governor import CostGovernor, GovernorState, StepSample
+from engine.speculative.rollback import WIDE_FORWARD_FAULTS, roll_back
 from engine.speculative.speculator import NO_PROPOSAL, DraftContext, Proposal, Speculator
 from engine.speculative.stats import SpeculationStats
 from engine.speculative.target import SpeculativeTarget
@@ -44,9 +45,6 @@ DRAFTER_FAULTS = (
     ValueError,
 )
 """What a broken drafter may raise: it is dropped, the answer goes on plainly (never fails)."""
-
-VERIFY_FAULTS = (BackendError, MemoryError, OSError)
-"""What a forward of many rows may raise where one of a single row would still do."""
 
 DRAW_FAULTS = (EngineError, MemoryError, OSError)
 """What drawing from a row may raise; it ends the turn."""
@@ -334,11 +332,10 @@ class SpeculativeExecution:
                 return self._forward_rows(step)
         try:
             with self.stats.phase("snapshot"):
-                if not self.target.traits.verify_persists_accepted_kv:
-                    step.snapshot = self.target.snapshot_state()
+                step.snapshot = self.target.snapshot_state()
             with self.stats.phase("verify"):
                 return self._forward_rows(step)
-        except VERIFY_FAULTS as error:
+        except WIDE_FORWARD_FAULTS as error:
             self._drop(error)
             self._make_plain(step)
             return self._forward(step)
@@ -357,30 +354,9 @@ class SpeculativeExecution:
 
     def _rollback(self, step: _Step, num_kept: int) -> None:
         """Take the rejected rows back. State: the cache holds base + num_kept tokens."""
-        if not step.num_drafts:
-            return
-        with self.stats.phase("rollback"):
-            self.target.on_verify_resolved(len(step.rows), num_kept - 1)
-            if num_kept == len(step.rows):
-                return
-            if self.target.traits.verify_persists_accepted_kv:
-                self.target.rewind_to(step.base + num_kept)
-            else:
-                self._replay(step, num_kept)
-
-    def _replay(self, step: _Step, num_kept: int) -> None:
-        """Restore the snapshot and forward the kept rows again.
-
-        It rebuilds the state and decides nothing: the tokens are drawn already (B8).
-        """
-        kept = step.rows[:num_kept]
-        self.target.restore_state(step.snapshot)
-        try:
-            self.target.forward_rows(kept, want_logits="none")
-        except VERIFY_FAULTS as error:
-            self._drop(error)
-            for token_id in kept:
-                self.target.forward_rows([token_id], want_logits="none")
+        if step.num_drafts:
+            with self.stats.phase("rollback"):
+                roll_back(self.target, step.rows, num_kept, step.snapshot)
 
     # -- commit
 
