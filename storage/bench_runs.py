@@ -25,7 +25,7 @@ class BenchRun:
     """spec, agent, concurrent, rows or peers."""
     model: str
     model_sha256: str
-    """Hash of the model file, so that a replaced file is another model; empty when unknown."""
+    """Mark of the model's bytes, so that a replaced file is another model; empty when unknown."""
     options: Mapping[str, Any]
     machine: Mapping[str, Any]
     report: Mapping[str, Any]
@@ -66,16 +66,14 @@ class BenchStore:
         """The run with this number. Raises: StorageError when there is none."""
         rows = self._db.query("SELECT * FROM bench_runs WHERE id = ?", (run_id,))
         if not rows:
-            raise StorageError(f"there is no bench run {run_id}")
+            raise StorageError(
+                f"there is no bench run {run_id}", hint="foretell bench list shows what is kept"
+            )
         return _run(rows[0])
 
-    def list_runs(self, *, kind: str | None = None) -> list[BenchRun]:
-        """Runs, newest first; only of one kind when given."""
-        rows = self._db.query(
-            "SELECT * FROM bench_runs WHERE kind = coalesce(?, kind)"
-            " ORDER BY created_at DESC, id DESC",
-            (kind,),
-        )
+    def list_runs(self) -> list[BenchRun]:
+        """Every run, newest first."""
+        rows = self._db.query("SELECT * FROM bench_runs ORDER BY created_at DESC, id DESC")
         return [_run(row) for row in rows]
 
 

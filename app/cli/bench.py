@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import time
 
-from app.bench_report import budget_s, prompts, report_dict, rows_table, table
+from app.bench_report import budget_s, prompts, report_dict
 from app.cli.flags import load_command, settings_from
 from app.cli.headless import HeadlessEngine
-from app.cli.kept_runs import MeasuredModel, keep_run
+from app.cli.kept_runs import MeasuredModel, keep_run, run_list, run_show, say_tables
 from app.cli.output import USAGE, CommandFailed, note, say, say_json
 from app.machine import machine_name, measure_busy
 from app.settings import Settings
@@ -33,6 +33,9 @@ ROWS_ROUNDS = 15
 
 def run_bench(args: argparse.Namespace, wiring: Wiring) -> None:
     """Dispatch. A busy machine is said before anything is measured (ledger S65)."""
+    if args.what in ("list", "show"):
+        (run_list if args.what == "list" else run_show)(args, wiring)
+        return
     if args.passes < 1:
         raise CommandFailed(
             f"passes {args.passes} is out of range", hint="use 1 or more", exit_code=USAGE
@@ -81,14 +84,14 @@ def run_scenario(
             note("stopped; what follows is what was done")
             is_stopped = True
     figures = report.figures()
+    document = report_dict(report, figures)
     if figures:
         measured = MeasuredModel(info.name, info.content_hash, info.device)
-        keep_run(wiring, settings, scenario.name, measured, report_dict(report, figures))
+        keep_run(wiring, settings, scenario.name, measured, document)
     if args.json:
-        say_json(report_dict(report, figures))
+        say_json(document)
     else:
-        for line in table(figures):
-            say(line)
+        say_tables(scenario.name, document)
         if scenario.name == "spec":
             say(recommend(figures, window=settings.speculation.window))
     if is_stopped:
@@ -124,8 +127,7 @@ def run_rows(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> No
         return
     floor = f"; {bandwidth:.1f} GB/s read, floor {floor_ms:.2f} ms" if floor_ms else ""
     say(f"{model.name} on {model.executable.caps.device}, {machine_name()}{floor}")
-    for line in rows_table(costs, floor_ms):
-        say(line)
+    say_tables("rows", report)
 
 
 def _read_floor(

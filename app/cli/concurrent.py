@@ -10,8 +10,8 @@ from statistics import median
 
 from app.cli.flags import load_command
 from app.cli.headless import HeadlessEngine
-from app.cli.kept_runs import MeasuredModel, keep_run
-from app.cli.output import note, say, say_json
+from app.cli.kept_runs import MeasuredModel, keep_run, say_tables
+from app.cli.output import note, say_json
 from app.machine import machine_name
 from app.settings import Settings
 from app.wiring import Wiring
@@ -46,7 +46,7 @@ def run_concurrent(args: argparse.Namespace, wiring: Wiring, settings: Settings)
     if args.json:
         say_json(report)
     else:
-        _say_table(rows)
+        say_tables("concurrent", report)
     if is_stopped:
         raise KeyboardInterrupt
 
@@ -56,18 +56,6 @@ def _order(passes: int) -> Iterator[tuple[int, Cell]]:
         for num_chats, stagger_ms in cells():
             for is_speculative in (False, True) if index % 2 == 0 else (True, False):
                 yield index, Cell(num_chats, stagger_ms, is_speculative)
-
-
-def _say_table(rows: list[dict[str, float]]) -> None:
-    say(
-        "chats  stagger   plain tok/s   spec tok/s   ratio (lowest..highest)   first token  streams"
-    )
-    for row in rows:
-        say(
-            f"{row['num_chats']:5d} {row['stagger_ms']:5d} ms {row['plain_tok_s']:12.1f}"
-            f" {row['spec_tok_s']:12.1f} {row['ratio']:7.2f} ({row['lowest']:.2f}..{row['highest']:.2f})"
-            f" {row['ttft_ratio']:18.2f}  {'equal' if row['streams_match'] else 'DIFFERENT'}"
-        )
 
 
 def _run(

@@ -9,6 +9,7 @@ import argparse
 from typing import NoReturn
 
 from app.cli.output import USAGE
+from engine.speculative.options import DEFAULT_WINDOW
 
 _REMOVED_FLAGS = {
     "--mtp-spec": "--spec",
@@ -140,11 +141,28 @@ def _add_chats(commands: Commands[Parser]) -> None:
 
 def _add_bench(commands: Commands[Parser]) -> None:
     bench = commands.add_parser("bench", help="measure on this machine whether drafting pays")
-    bench.add_argument("what", choices=("spec", "agent", "concurrent", "rows", "peers"))
-    _model(bench)
-    bench.add_argument("--json", action="store_true", help="one JSON object")
-    bench.add_argument("--passes", type=int, default=2, metavar="N", help="runs of each side (2)")
-    add_speculation(bench)
+    verbs = bench.add_subparsers(dest="what", required=True, metavar="WHAT", parser_class=Parser)
+    for what, text in (
+        ("spec", "four turns, drafting on and off"),
+        ("agent", "turns of a program that calls tools, drafting on and off"),
+        ("concurrent", "several chats at once, drafting on and off"),
+        ("rows", "what a step costs by its number of rows"),
+        ("peers", "the same file on another engine"),
+    ):
+        measure = verbs.add_parser(what, help=text)
+        _model(measure)
+        measure.add_argument("--json", action="store_true", help="one JSON object")
+        measure.add_argument(
+            "--passes", type=int, default=2, metavar="N", help="runs of each side (2)"
+        )
+        add_speculation(measure)
+    listing = verbs.add_parser("list", help="every run that was kept, newest first")
+    listing.add_argument("--json", action="store_true", help="one JSON array")
+    show = verbs.add_parser("show", help="one run, with its machine and options")
+    show.add_argument("id", type=int, metavar="ID")
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument("--markdown", action="store_true", help="tables to paste somewhere")
 
 
 def _add_diagnose(commands: Commands[Parser]) -> None:
@@ -167,6 +185,12 @@ def _add_diagnose(commands: Commands[Parser]) -> None:
     _tokens(draft)
     draft.add_argument("--draft-model", required=True, metavar="D")
     draft.add_argument("--out", required=True, metavar="F.npz")
+    rows = verbs.add_parser("rows", help="every kind of row against decoding one by one")
+    _tokens(rows, default=())
+    rows.add_argument(
+        "--rows", type=int, default=DEFAULT_WINDOW + 1, metavar="N", help="most rows of a forward"
+    )
+    rows.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def _model(parser: Parser) -> None:
@@ -186,10 +210,16 @@ def _think(parser: Parser) -> None:
     parser.add_argument("--think", action=argparse.BooleanOptionalAction, help=text)
 
 
-def _tokens(parser: Parser) -> None:
+def _tokens(parser: Parser, default: tuple[int, ...] | None = None) -> None:
+    """`default` None: they must be given."""
     parser.add_argument("model", metavar="MODEL", help="catalog name or path of a .gguf")
     parser.add_argument(
-        "--tokens", required=True, type=token_list, metavar="1,2,3", help="used as they are"
+        "--tokens",
+        required=default is None,
+        default=default,
+        type=token_list,
+        metavar="1,2,3",
+        help="used as they are" if default is None else "used as they are (a short text)",
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from app.cli.flags import load_command
-from app.cli.kept_runs import MeasuredModel, keep_run
+from app.cli.kept_runs import MeasuredModel, keep_run, say_tables
 from app.cli.output import CommandFailed, note, say, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -137,7 +137,8 @@ def run_peers(args: argparse.Namespace, wiring: Wiring, settings: Settings) -> N
     if args.json:
         say_json(report)
     else:
-        _say_report(report)
+        say(f"{model.name}, {machine_name()}, {args.passes} alternating passes")
+        say_tables("peers", report)
 
 
 def measure_ours(executable: Executable, prompt: list[int]) -> Figures:
@@ -203,13 +204,3 @@ _FIGURES: dict[str, Callable[[Figures], float]] = {
     "decode tok/s": lambda figures: figures.decode_tok_s,
     "8 rows / 1 row": lambda figures: figures.verify_ms / figures.row_ms,
 }
-
-
-def _say_report(report: dict[str, Any]) -> None:
-    passes = len(report["ratios"]["decode"])
-    say(f"{report['model']}, {report['machine']}, {passes} alternating passes")
-    say(f"{'':16}{'foretell':>12}{report['peer']:>28}")
-    for name, row in report["rows"].items():
-        say(f"{name:16}{median(row['foretell']):12.2f}{median(row['peer']):28.2f}")
-    for name, values in report["ratios"].items():
-        say(f"{name}: {median(values):.2f}x ({min(values):.2f}..{max(values):.2f})")

@@ -17,8 +17,9 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Static
 from textual_plot import HiResMode, PlotWidget
 
-from app.bench_report import budget_s, prompts, report_dict, report_markdown
+from app.bench_report import budget_s, prompts, report_dict
 from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
+from app.bench_tables import summary_of, tables_of
 from app.machine import machine_name, measure_busy
 from app.settings import SettingsError
 from engine.bench import (
@@ -222,7 +223,6 @@ class BenchScreen(Screen[None]):
         app, info = self.foretell, self.foretell.model.info
         if app.services.open_bench is None or self._report is None or info is None:
             return
-        rows = [dataclasses.asdict(cost) for cost in self._costs]
         try:
             app.services.open_bench().save(
                 "spec",
@@ -230,24 +230,28 @@ class BenchScreen(Screen[None]):
                 model_sha256=info.content_hash,
                 options=dataclasses.asdict(app.settings.speculation),
                 machine={"name": machine_name(), "device": info.device},
-                report={**report_dict(self._report, figures), "rows": rows},
+                report=self._document(figures),
             )
         except StorageError as error:
             app.show_error(error)
+
+    def _document(self, figures: list[PairedFigure]) -> dict[str, object]:
+        assert self._report is not None, "figures come from a run"
+        rows = [dataclasses.asdict(cost) for cost in self._costs]
+        return {**report_dict(self._report, figures), "rows": rows}
 
     def _show_last(self) -> None:
         app = self.foretell
         if app.services.open_bench is None:
             return
         try:
-            runs = app.services.open_bench().list_runs(kind="spec")[:NUM_SHOWN_RUNS]
+            runs = app.services.open_bench().list_runs()[:NUM_SHOWN_RUNS]
         except StorageError as error:
             app.show_error(error)
             return
         lines = [
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
-            + f"  {run.model}: "
-            + ", ".join(f"{f['turn']} {f['ratio']:.2f}x" for f in run.report["figures"])
+            + f"  {run.kind} {run.model}: {summary_of(run.kind, run.report)}"
             for run in runs
         ]
         if lines:
@@ -279,13 +283,13 @@ class BenchScreen(Screen[None]):
             self._say("Nothing to export yet: Enter starts a run.")
             return
         stem = Path(f"foretell-bench-{time.strftime('%Y%m%d-%H%M%S')}")
-        document = {
-            **report_dict(self._report, figures),
-            "rows": [dataclasses.asdict(cost) for cost in self._costs],
-        }
+        document = self._document(figures)
+        parts = [f"# Foretell bench spec: {self._report.model}", f"Machine: {machine_name()}"]
+        parts += ["\n".join(table.markdown()) for table in tables_of("spec", document)]
+        parts.append(recommend(figures, window=self.foretell.settings.speculation.window))
         try:
             stem.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-            stem.with_suffix(".md").write_text(report_markdown(self._report, figures), "utf-8")
+            stem.with_suffix(".md").write_text("\n\n".join(parts) + "\n", "utf-8")
         except OSError as error:
             self._say(f"cannot write {stem}.json here: {error.strerror}")
             return

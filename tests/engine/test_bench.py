@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.bench_report import prompts, report_markdown, table
+from app.bench_report import prompts, report_dict
+from app.bench_tables import tables_of
 from app.machine import Busy
 from engine.bench import (
     BenchReport,
@@ -70,10 +71,9 @@ def test_s65_a_busy_machine_is_said_with_the_program_that_uses_most() -> None:
 
 
 def test_streams_that_differ_are_shouted() -> None:
-    figures = report(
-        sample("prose", 0, False, 1.0, ids=1), sample("prose", 0, True, 1.0, ids=2)
-    ).figures()
-    assert "DIFFERENT" in table(figures)[1]
+    run = report(sample("prose", 0, False, 1.0, ids=1), sample("prose", 0, True, 1.0, ids=2))
+    (table,) = tables_of("spec", report_dict(run, run.figures()))
+    assert "DIFFERENT" in table.text()[1]
 
 
 def figure(turn: str, ratio: float) -> PairedFigure:
@@ -87,7 +87,6 @@ def figure(turn: str, ratio: float) -> PairedFigure:
 def test_the_recommendation_is_a_sentence_to_act_on(quote: float, prose: float, words: str) -> None:
     figures = [figure("prose", prose), figure("quote_file", quote)]
     assert words in recommend(figures, window=None)
-    assert words in report_markdown(BenchReport("spec", "m"), figures)
 
 
 def test_a_run_stopped_early_recommends_nothing() -> None:
