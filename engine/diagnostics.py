@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backends.base import Cache, Executable, Segment
+from backends.base import BackendCaps, Cache, Executable, Segment
 from engine.cache.holder import Holder
 from engine.contracts import LoadedModel
 from engine.errors import EngineError
@@ -25,6 +25,11 @@ F32_TOLERANCE = 1e-4
 KERNEL_TOLERANCE = 2e-2
 """The same against a cold cache where rows may differ by kernel (no promise of row independence):
 half-precision kernels differ by a few of their ulps, a wrong position by whole numbers."""
+
+
+def row_tolerance(caps: BackendCaps) -> float:
+    """Largest difference of one row computed in two ways that the backend's promise allows."""
+    return 0.0 if caps.is_row_independent else KERNEL_TOLERANCE
 
 
 # -- a live cache against a cold one
@@ -61,7 +66,7 @@ def cold_cache_agrees(holder: Holder, prompt_len: int, next_id: int) -> bool:
     _prefill(executable, cold, ids[:prompt_len])
     for token_id in ids[prompt_len:]:
         _forward(executable, cold, [token_id])
-    tolerance = 0.0 if executable.caps.is_row_independent else KERNEL_TOLERANCE
+    tolerance = row_tolerance(executable.caps)
     live = _contents(executable, holder.cache, next_id)
     return _agree(live, _contents(executable, cold, next_id), tolerance)
 
@@ -146,8 +151,8 @@ class RowClass:
 
     @property
     def max_error(self) -> float:
-        """The worst row's; 0 before there is one."""
-        return max(self.errors, default=0.0)
+        """The worst row's; 0 before there is one, NaN where a row is not finite."""
+        return float(np.max(self.errors, initial=0.0))
 
     def add(self, position: int, plain: np.ndarray, other: np.ndarray) -> None:
         """Compare one row. Shapes: [V], [V]."""

@@ -1,4 +1,4 @@
-"""`foretell diagnose`: logits of every row, a decoded stream with its cache checked, drafts.
+"""`foretell diagnose`: logits of every row, a decoded stream with its cache checked, drafts, rows.
 
 Runs the engine on this thread, without a screen and without a host, on token ids as they are given.
 """
@@ -31,14 +31,17 @@ FORCED_DRAFTER = "forced"
 
 def run_diagnose(args: argparse.Namespace, wiring: Wiring) -> None:
     """Dispatch the verb."""
-    {"logits": run_logits, "stream": run_stream, "draft": run_draft}[args.verb](args, wiring)
+    from app.cli.diagnose_rows import run_rows
+
+    verbs = {"logits": run_logits, "stream": run_stream, "draft": run_draft, "rows": run_rows}
+    verbs[args.verb](args, wiring)
 
 
 def run_logits(args: argparse.Namespace, wiring: Wiring) -> None:
     """Write `logits [T, V]` float32, row i after tokens[:i+1]."""
     import numpy as np
 
-    model = _load(args, wiring)
+    model = load(args, wiring)
     rows = model.executable.caps.max_rows if args.rows is None else args.rows
     if not 1 <= rows <= model.executable.caps.max_rows:
         raise CommandFailed(
@@ -97,7 +100,7 @@ def run_draft(args: argparse.Namespace, wiring: Wiring) -> None:
         raise CommandFailed(
             f"there is no file {args.draft_model}", hint="check --draft-model", exit_code=MISSING
         )
-    model = _load(args, wiring)
+    model = load(args, wiring)
     if model.draft_head is None:
         reason = model.draft_head_refusal or "the file holds no drafter"
         raise CommandFailed(f"{args.draft_model}: {reason}", exit_code=BAD_MODEL)
@@ -105,7 +108,8 @@ def run_draft(args: argparse.Namespace, wiring: Wiring) -> None:
     _write_npz(args.out, draft_ids=ids, draft_logits=logits, confidences=confidences)
 
 
-def _load(args: argparse.Namespace, wiring: Wiring) -> LoadedModel:
+def load(args: argparse.Namespace, wiring: Wiring) -> LoadedModel:
+    """The named model. Raises: CommandFailed (usage) for a token outside its vocabulary."""
     settings = settings_from(args, wiring.settings)
     command = load_command(settings, wiring)
     model = wiring.loader(settings)(
