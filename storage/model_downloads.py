@@ -251,10 +251,16 @@ class ModelDownloads:
     ) -> Path:
         target = self._models_dir / safe_relative_path(wanted.file_name)
         sources = [parse_source(text) for text in wanted.sources]
+
+        def on_checked(num_bytes: int) -> None:
+            meter.advance(num_bytes, "checking")
+            if is_cancelled():
+                raise DownloadCancelled(f"{target.name} was cancelled")
+
         make_private_dir(target.parent)
         with download_lock(target):
             if target.exists():
-                _require_same(target, wanted)
+                _require_same(target, wanted, on_checked)
                 meter.advance(target.stat().st_size, "checking")
                 return target
             if self._is_offline:
@@ -380,11 +386,11 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_same(target: Path, wanted: WantedFile) -> None:
+def _require_same(target: Path, wanted: WantedFile, on_checked: Callable[[int], None]) -> None:
     """Refuse to take another file of the same name for the wanted one."""
     if wanted.size_bytes is not None and target.stat().st_size != wanted.size_bytes:
         reason = f"has {target.stat().st_size} bytes instead of {wanted.size_bytes}"
-    elif wanted.sha256 is not None and _sha256_of(target) != wanted.sha256:
+    elif wanted.sha256 is not None and _sha256_of(target, on_checked) != wanted.sha256:
         reason = "has another SHA-256"
     else:
         return
@@ -394,9 +400,9 @@ def _require_same(target: Path, wanted: WantedFile) -> None:
     )
 
 
-def _sha256_of(target: Path) -> str:
+def _sha256_of(target: Path, on_checked: Callable[[int], None]) -> str:
     record = read_record(target)
-    return record.sha256 if record is not None else hash_file(target)
+    return record.sha256 if record is not None else hash_file(target, on_checked)
 
 
 def _make_client(stall_timeout_s: float) -> httpx.Client:

@@ -14,7 +14,7 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +29,8 @@ Origin = Literal["foretell", "huggingface", "ollama", "folder"]
 
 PART_SUFFIX: Final = ".part"
 """Ending of a download that is not whole yet; never listed as a model."""
+
+_PIECE_BYTES: Final = 1 << 20
 
 SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
 """Names of split models. Source: llama.cpp tools/gguf-split, LLM_SPLIT naming."""
@@ -375,10 +377,15 @@ def kept_bytes(target: Path) -> int:
     return 0
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """SHA-256 of a file, read in pieces; `on_bytes` gets what was read so far and may raise."""
+    digest, num_read = hashlib.sha256(), 0
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(_PIECE_BYTES):
+            digest.update(chunk)
+            num_read += len(chunk)
+            on_bytes(num_read)
+    return digest.hexdigest()
 
 
 def _record(path: Path) -> Path:

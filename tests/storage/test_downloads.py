@@ -228,6 +228,18 @@ def test_cancel_keeps_the_part_which_can_go_on(bench: Bench) -> None:
     assert bench.ranges == [None, "bytes=40000-"]
 
 
+def test_cancel_is_felt_while_a_file_that_is_here_is_checked(bench: Bench) -> None:
+    """Hashing 40 GB kept the program from ending."""
+    bench.folder.mkdir()
+    bench.target.write_bytes(CONTENT)
+    bench.is_cancelled = lambda: True
+    with pytest.raises(DownloadCancelled):
+        bench.fetch()
+    bench.is_cancelled = lambda: False
+    assert bench.fetch() == bench.target
+    assert bench.reports[-1].stage == "checking"
+
+
 def test_cancel_is_felt_while_waiting_for_the_next_try(bench: Bench) -> None:
     bench.server.plan = [status(503)] * 6
     bench.is_cancelled = lambda: bench.clock.slept >= 4
