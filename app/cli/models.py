@@ -115,8 +115,8 @@ def _file_facts(name: str, wiring: Wiring) -> dict[str, object]:
     summary = inspect(model.path)
     facts = dataclasses.asdict(summary)
     facts["weight_types"] = dict(summary.weight_types)
-    facts = {"name": name, "path": str(model.path), **facts}
-    facts["drafters"] = [d.name for d in load_catalog().drafters_for(name)]
+    facts = {"name": model.name, "path": str(model.path), **facts}
+    facts["drafters"] = [d.name for d in load_catalog().drafters_for(model.name)]
     return facts
 
 

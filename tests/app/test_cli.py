@@ -34,6 +34,7 @@ from backends.reference import ReferenceBackend
 from engine.bench_concurrent import Cell, CellResult
 from engine.commands import Command, LoadModel
 from engine.events import EngineEvent, EngineFailed, ErrorInfo
+from models.catalog import load_catalog
 from models.loader import Loader
 from storage.chats import ChatStore
 from storage.database import Database
@@ -205,6 +206,20 @@ def test_an_address_that_was_not_pulled_names_the_command_that_pulls_it(
     assert f"run 'foretell models pull {address}'" in capsys.readouterr().err
     assert main(["--offline", "models", "pull", address]) == OFFLINE
     assert "owner/repo" in capsys.readouterr().err
+
+
+def test_a_model_is_shown_by_its_name_however_it_was_typed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The drafters of a model that was typed as a path or an address were not found."""
+    drafter = load_catalog().drafters[0]
+    path = home / "data" / "models" / f"{drafter.serves[0]}.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(TINY.read_bytes())
+    assert main(["models", "show", str(path), "--json"]) == OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["name"] == drafter.serves[0]
+    assert drafter.name in facts["drafters"]
 
 
 def test_an_engine_that_ended_says_why_with_its_exit_code(
