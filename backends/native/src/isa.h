@@ -39,9 +39,17 @@
 #define FT_UNROLL
 #endif
 
+/* Fetch a line into the second level; any address will do. */
 #if defined(_MSC_VER) && !defined(__clang__)
 #define FT_INLINE static __forceinline
+#if defined(FT_X86)
+#include <intrin.h>
+#define FT_PREFETCH(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 #else
+#define FT_PREFETCH(p) ((void)(p))
+#endif
+#else
+#define FT_PREFETCH(p) __builtin_prefetch((p), 0, 2)
 #define FT_INLINE static inline __attribute__((always_inline))
 #endif
 
