@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from app.machine import machine_name
 from engine.bench import BenchReport, PairedFigure, Scenario
+from engine.speculative.options import SpeculationOptions
+
+if TYPE_CHECKING:
+    from storage.bench_runs import BenchRun, BenchStore
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel:
+    """What was measured."""
+
+    name: str
+    content_hash: str
+    device: str
+
+
+def keep_run(
+    store: BenchStore,
+    kind: str,
+    model: MeasuredModel,
+    options: SpeculationOptions,
+    report: Mapping[str, Any],
+) -> BenchRun:
+    """Store a run with the bytes, options and machine it ran on. Raises: StorageError."""
+    return store.save(
+        kind,
+        model=model.name,
+        model_sha256=model.content_hash,
+        options=dataclasses.asdict(options),
+        machine={"name": machine_name(), "device": model.device},
+        report=report,
+    )
 
 
 def prompts() -> dict[str, str]:
@@ -24,7 +58,7 @@ def budget_s(passes: int, scenario: Scenario) -> float:
     return 2 * passes * sum(turn.max_tokens for turn in scenario.turns) / 100
 
 
-def report_dict(report: BenchReport, figures: list[PairedFigure]) -> dict[str, object]:
+def report_dict(report: BenchReport, figures: Sequence[PairedFigure]) -> dict[str, object]:
     """The report as plain values, for JSON and for storing."""
     return {
         "scenario": report.scenario,

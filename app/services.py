@@ -16,7 +16,6 @@ from engine.commands import Command, LoadModel
 from engine.events import EngineEvent
 
 if TYPE_CHECKING:
-    from storage.bench_runs import BenchStore
     from storage.chats import ChatStore
     from storage.progress import ReportProgress
 
@@ -146,7 +145,5 @@ class Services:
     models: ModelLibrary
     start_engine: Callable[[Callable[[EngineEvent], None]], EngineHandle]
     """Imports and starts the engine; called on a worker thread after the first paint."""
-    open_bench: Callable[[], BenchStore] | None = None
-    """Opens the store of bench runs, on the UI thread; None keeps none."""
     chat_id: str | None = None
     """The chat to open first; None opens an empty one."""

@@ -6,7 +6,8 @@ called, so that listing chats opens no model and the first paint comes before an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,13 @@ class Wiring:
 
         return Database(self.paths.database_file)
 
-    def open_bench(self) -> BenchStore:
-        """The store of bench runs, owned by the calling thread. Raises: StorageError."""
+    @contextmanager
+    def open_bench(self) -> Iterator[BenchStore]:
+        """The store of bench runs on a connection that is closed after it. Raises: StorageError."""
         from storage.bench_runs import BenchStore
 
-        return BenchStore(self.open_database())
+        with closing(self.open_database()) as database:
+            yield BenchStore(database)
 
     def loader(self, settings: Settings) -> Loader:
         """Opens model files on the backend the settings name; imports the backend when called."""
@@ -111,6 +114,5 @@ class Wiring:
             open_chats=self.open_chats,
             models=self.library,
             start_engine=lambda on_event: self.start_engine(settings, on_event),
-            open_bench=self.open_bench,
             chat_id=chat_id,
         )

@@ -20,6 +20,10 @@ from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 
 GREEDY = SamplingParams(temperature=0.0)
+PAYS_FROM = 1.1
+"""Median gain when quoting from which drafting is worth having on."""
+COSTS_BELOW = 0.97
+"""Ratio on prose below which drafting costs what a person would notice."""
 
 
 class TurnRunner(Protocol):
@@ -197,23 +201,36 @@ def agent_scenario(prompts: dict[str, str]) -> Scenario:
     )
 
 
-def recommend(figures: Sequence[PairedFigure], *, window: int | None) -> str:
-    """A sentence a person can act on."""
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What the figures of the four turns advise."""
+
+    is_enabled: bool | None
+    """Whether to draft; None when too little was measured."""
+    window: int | None
+    """Drafts per step that were measured; None when the window was chosen per step."""
+    text: str
+    """The same in a sentence a person can act on."""
+
+
+def recommend(figures: Sequence[PairedFigure], *, window: int | None) -> Recommendation:
+    """What to set after a run with this window (None: chosen per step)."""
     ratios = {figure.turn: figure.ratio for figure in figures}
     quoting = [ratio for turn, ratio in ratios.items() if turn.startswith("quote")]
     prose = ratios.get("prose")
     if not quoting or prose is None:
-        return "Stopped before there was enough to recommend anything."
+        too_little = "Stopped before there was enough to recommend anything."
+        return Recommendation(None, window, too_little)
     gain = median(quoting)
-    window_text = f", window {window}" if window else ""
-    if gain >= 1.1 and prose >= 0.97:
-        return (
-            f"On this machine speculation gains {gain:.1f}x when quoting and costs nothing on "
-            f"prose: leave it on{window_text}."
+    is_worth_it = gain >= PAYS_FROM
+    if not is_worth_it:
+        advice = f"gains nothing ({gain:.2f}x when quoting): switch it off"
+    elif prose < COSTS_BELOW:
+        advice = (
+            f"gains {gain:.1f}x when quoting and costs {1 - prose:.0%} on prose: "
+            "on for editing and quoting, off for free writing"
         )
-    if gain >= 1.1:
-        return (
-            f"On this machine speculation gains {gain:.1f}x when quoting and costs "
-            f"{1 - prose:.0%} on prose: on for editing and quoting, off for free writing."
-        )
-    return f"On this machine speculation gains nothing ({gain:.2f}x when quoting): switch it off."
+    else:
+        advice = f"gains {gain:.1f}x when quoting and costs nothing on prose: leave it on"
+        advice += f", window {window}" if window else ""
+    return Recommendation(is_worth_it, window, f"On this machine speculation {advice}.")

@@ -87,6 +87,8 @@ class ChatStore:
 
     def __init__(self, database: Database, *, now: Callable[[], float] = time.time) -> None:
         """State: answers whose writing process is gone become `interrupted`."""
+        self.database = database
+        """For the other stores of this thread."""
         self._db = database
         self._now = now
         self._writers: list[AnswerWriter] = []

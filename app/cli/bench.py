@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import time
 
-from app.bench_report import budget_s, prompts, report_dict
+from app.bench_report import MeasuredModel, budget_s, prompts, report_dict
 from app.cli.flags import load_command, settings_from
 from app.cli.headless import HeadlessEngine
-from app.cli.kept_runs import MeasuredModel, keep_run, run_list, run_show, say_tables
+from app.cli.kept_runs import keep_run, run_list, run_show, say_tables
 from app.cli.output import USAGE, CommandFailed, note, say, say_json
 from app.machine import machine_name, measure_busy
 from app.settings import Settings
@@ -93,7 +93,7 @@ def run_scenario(
     else:
         say_tables(scenario.name, document)
         if scenario.name == "spec":
-            say(recommend(figures, window=settings.speculation.window))
+            say(recommend(figures, window=settings.speculation.window).text)
     if is_stopped:
         raise KeyboardInterrupt
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
+from app.bench_report import MeasuredModel, prompts
 from app.cli.flags import load_command
 from app.cli.headless import HeadlessEngine
-from app.cli.kept_runs import MeasuredModel, keep_run, say_tables
+from app.cli.kept_runs import keep_run, say_tables
 from app.cli.output import note, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -23,8 +24,6 @@ def run_concurrent(args: argparse.Namespace, wiring: Wiring, settings: Settings)
 
     Raises: KeyboardInterrupt after Ctrl-C, when the cells that are whole are printed.
     """
-    from app.bench_report import prompts
-
     is_stopped = False
     texts = [prompts()[name] for name in ("quote_file", "prose", "one_word", "quote_file")]
     results: list[tuple[int, CellResult]] = []

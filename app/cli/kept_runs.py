@@ -8,21 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from app import bench_report
+from app.bench_report import MeasuredModel
 from app.bench_tables import summary_of, tables_of
 from app.cli.output import note, say, say_json
-from app.machine import machine_name
 from app.settings import Settings
 from app.wiring import Wiring
 from storage.bench_runs import BenchRun
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MeasuredModel:
-    """What was measured."""
-
-    name: str
-    content_hash: str
-    device: str
 
 
 def keep_run(
@@ -33,20 +25,15 @@ def keep_run(
     report: Mapping[str, Any],
 ) -> None:
     """Store a run and say how to see it again. Raises: StorageError."""
-    run = wiring.open_bench().save(
-        kind,
-        model=model.name,
-        model_sha256=model.content_hash,
-        options=dataclasses.asdict(settings.speculation),
-        machine={"name": machine_name(), "device": model.device},
-        report=report,
-    )
+    with wiring.open_bench() as store:
+        run = bench_report.keep_run(store, kind, model, settings.speculation, report)
     note(f"kept: foretell bench show {run.id}")
 
 
 def run_list(args: argparse.Namespace, wiring: Wiring) -> None:
     """Every kept run, newest first. Raises: StorageError."""
-    runs = wiring.open_bench().list_runs()
+    with wiring.open_bench() as store:
+        runs = store.list_runs()
     if args.json:
         say_json([dataclasses.asdict(run) for run in runs])
         return
@@ -57,7 +44,8 @@ def run_list(args: argparse.Namespace, wiring: Wiring) -> None:
 
 def run_show(args: argparse.Namespace, wiring: Wiring) -> None:
     """One run with its model, options and machine. Raises: StorageError when there is none."""
-    run = wiring.open_bench().get(args.id)
+    with wiring.open_bench() as store:
+        run = store.get(args.id)
     if args.json:
         say_json(dataclasses.asdict(run))
         return

@@ -20,8 +20,9 @@ from typing import Any, Self
 
 import psutil
 
+from app.bench_report import MeasuredModel, prompts
 from app.cli.flags import load_command
-from app.cli.kept_runs import MeasuredModel, keep_run, say_tables
+from app.cli.kept_runs import keep_run, say_tables
 from app.cli.output import CommandFailed, note, say, say_json
 from app.machine import machine_name
 from app.settings import Settings
@@ -175,8 +176,6 @@ def _argmax(executable: Executable, token_ids: list[int], cache: Any) -> int:
 
 
 def _prompt_ids(model: LoadedModel) -> list[int]:
-    from app.bench_report import prompts
-
     return model.tokenizer.encode(prompts()["quote_file"] * 8)[:PROMPT_LEN]
 
 

@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Static
 from textual_plot import HiResMode, PlotWidget
 
-from app.bench_report import budget_s, prompts, report_dict
+from app.bench_report import MeasuredModel, budget_s, keep_run, prompts, report_dict
 from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
 from app.bench_tables import summary_of, tables_of
 from app.machine import machine_name, measure_busy
@@ -25,13 +25,16 @@ from app.settings import SettingsError
 from engine.bench import (
     BenchReport,
     PairedFigure,
+    Recommendation,
     TurnSample,
     recommend,
     run_paired,
     spec_scenario,
 )
 from engine.bench_rows import RowCost
-from engine.commands import MeasureRows
+from engine.commands import MeasureRows, UpdateSpeculation
+from engine.speculative.options import SpeculationOptions
+from storage.bench_runs import BenchStore
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -42,9 +45,7 @@ NUM_SHOWN_RUNS = 4
 """Earlier runs that are listed before a new one begins."""
 ROW_COUNTS = (1, 2, 4, 8, 16)
 ROWS_ROUNDS = 7
-PAYS_FROM = 1.1
-"""Quoting gain from which the recommendation is to leave drafting on."""
-COLUMNS = ("turn", "plain", "speculative", "ratio", "spread", "first token", "drafts", "streams")
+COLUMNS = ("turn", "plain/s", "spec/s", "ratio (spread)", "first token", "accepted", "streams")
 
 
 class BenchScreen(Screen[None]):
@@ -62,6 +63,9 @@ class BenchScreen(Screen[None]):
         self._runner: BenchRunner | None = None
         self._report: BenchReport | None = None
         self._costs: tuple[RowCost, ...] = ()
+        self._model: MeasuredModel | None = None
+        self._options = SpeculationOptions()
+        """What the run was started with; both may be others when it ends."""
 
     @property
     def foretell(self) -> ForetellApp:
@@ -100,13 +104,16 @@ class BenchScreen(Screen[None]):
         app = self.foretell
         if self._runner is not None:
             return
-        if app.model.info is None:
+        info = app.model.info
+        if info is None:
             self._say("No model is loaded yet: F3 gets one.")
         elif app.conversations.running:
             self._say("An answer is running: wait for it or stop it first.")
         else:
             self._runner = app.bench = BenchRunner(app.bridge.submit)
-            self._report = BenchReport("spec", app.model.info.name)
+            self._report = BenchReport("spec", info.name)
+            self._model = MeasuredModel(info.name, info.content_hash, info.device)
+            self._options = app.settings.speculation
             self._costs = ()
             self.query_one(DataTable).clear()
             self._run(self._runner, self._report)
@@ -131,7 +138,7 @@ class BenchScreen(Screen[None]):
                 spec_scenario(prompts()),
                 report,
                 passes=PASSES,
-                options=self.foretell.settings.speculation,
+                options=self._options,
                 on_sample=lambda sample: call(self._on_sample, sample),
             )
             measured = runner.measure_rows(MeasureRows(ROW_COUNTS, ROWS_ROUNDS))
@@ -153,7 +160,10 @@ class BenchScreen(Screen[None]):
         self._show(self._report.figures())
 
     def _on_end(self, said: str) -> None:
-        self._runner = self.foretell.bench = None
+        app = self.foretell
+        self._runner = app.bench = None
+        if app.settings.speculation != self._options:  # changed while the bench switched it
+            app.bridge.submit(UpdateSpeculation(app.settings.speculation))
         assert self._report is not None, "a run has a report"
         figures = self._report.figures()
         self._say(said)
@@ -170,8 +180,7 @@ class BenchScreen(Screen[None]):
     def _show(self, figures: Sequence[PairedFigure]) -> None:
         table = self.query_one(DataTable)
         table.clear()
-        for figure in figures:
-            table.add_row(*_row(figure))
+        table.add_rows(tables_of("spec", self._document(figures))[0].rows)
         if figures:
             self._plot_rates(figures)
             self._plot_acceptance(figures)
@@ -214,40 +223,35 @@ class BenchScreen(Screen[None]):
         plot.set_ylimits(ymin=0.0)
 
     def _recommend(self, figures: Sequence[PairedFigure]) -> None:
-        text = recommend(figures, window=self.foretell.settings.speculation.window)
+        text = self._advice(figures).text
         self.query_one("#bench-recommendation", Static).update(text)
+
+    def _advice(self, figures: Sequence[PairedFigure]) -> Recommendation:
+        return recommend(figures, window=self._options.window)
 
     # -- keeping and using ---------------------------------------------------------
 
-    def _keep(self, figures: list[PairedFigure]) -> None:
-        app, info = self.foretell, self.foretell.model.info
-        if app.services.open_bench is None or self._report is None or info is None:
-            return
-        try:
-            app.services.open_bench().save(
-                "spec",
-                model=info.name,
-                model_sha256=info.content_hash,
-                options=dataclasses.asdict(app.settings.speculation),
-                machine={"name": machine_name(), "device": info.device},
-                report=self._document(figures),
-            )
-        except StorageError as error:
-            app.show_error(error)
+    @property
+    def _store(self) -> BenchStore:
+        return BenchStore(self.foretell.conversations.store.database)
 
-    def _document(self, figures: list[PairedFigure]) -> dict[str, object]:
+    def _keep(self, figures: Sequence[PairedFigure]) -> None:
+        assert self._model is not None, "figures come from a run"
+        try:
+            keep_run(self._store, "spec", self._model, self._options, self._document(figures))
+        except StorageError as error:
+            self.foretell.show_error(error)
+
+    def _document(self, figures: Sequence[PairedFigure]) -> dict[str, object]:
         assert self._report is not None, "figures come from a run"
         rows = [dataclasses.asdict(cost) for cost in self._costs]
         return {**report_dict(self._report, figures), "rows": rows}
 
     def _show_last(self) -> None:
-        app = self.foretell
-        if app.services.open_bench is None:
-            return
         try:
-            runs = app.services.open_bench().list_runs()[:NUM_SHOWN_RUNS]
+            runs = self._store.list_runs()[:NUM_SHOWN_RUNS]
         except StorageError as error:
-            app.show_error(error)
+            self.foretell.show_error(error)
             return
         lines = [
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
@@ -260,14 +264,13 @@ class BenchScreen(Screen[None]):
 
     def action_apply(self) -> None:
         """Switch drafting on or off as recommended, and save it."""
-        figures = self._report.figures() if self._report else []
-        quoting = [figure.ratio for figure in figures if figure.turn.startswith("quote")]
-        if not quoting:
+        advice = self._advice(self._report.figures() if self._report else [])
+        if advice.is_enabled is None:
             self._say("Run the bench first: Enter starts it.")
             return
         settings = self.foretell.settings
         speculation = dataclasses.replace(
-            settings.speculation, is_enabled=max(quoting) >= PAYS_FROM
+            settings.speculation, is_enabled=advice.is_enabled, window=advice.window
         )
         try:
             self.foretell.change_settings(dataclasses.replace(settings, speculation=speculation))
@@ -286,7 +289,7 @@ class BenchScreen(Screen[None]):
         document = self._document(figures)
         parts = [f"# Foretell bench spec: {self._report.model}", f"Machine: {machine_name()}"]
         parts += ["\n".join(table.markdown()) for table in tables_of("spec", document)]
-        parts.append(recommend(figures, window=self.foretell.settings.speculation.window))
+        parts.append(self._advice(figures).text)
         try:
             stem.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
             stem.with_suffix(".md").write_text("\n\n".join(parts) + "\n", "utf-8")
@@ -294,16 +297,3 @@ class BenchScreen(Screen[None]):
             self._say(f"cannot write {stem}.json here: {error.strerror}")
             return
         self._say(f"Written: {stem.absolute()}.json and .md")
-
-
-def _row(figure: PairedFigure) -> tuple[str, ...]:
-    return (
-        figure.turn.replace("_", " "),
-        f"{figure.plain_tok_s:.0f}/s",
-        f"{figure.spec_tok_s:.0f}/s",
-        f"{figure.ratio:.2f}x",
-        f"{min(figure.ratios):.2f}..{max(figure.ratios):.2f}",
-        f"{sum(figure.ttft_ratios) / len(figure.ttft_ratios):.2f}x",
-        f"{figure.draft_n_accepted}/{figure.draft_n}",
-        "equal" if figure.streams_match else "DIFFERENT",
-    )

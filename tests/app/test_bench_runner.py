@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
 from app.machine import Busy
-from engine.bench import BenchReport, run_paired, spec_scenario
+from engine.bench import BenchReport, TurnSample, run_paired, spec_scenario
 from engine.commands import CancelTurn, Command, ForgetChat, SubmitTurn, UpdateSpeculation
 from engine.events import (
     EngineFailed,
@@ -22,7 +24,9 @@ from engine.events import (
     TurnStats,
 )
 from engine.speculative.options import SpeculationOptions
+from storage.bench_runs import BenchStore
 from tests.app.app_fixtures import Stage, open_stage
+from tests.app.fake_engine import make_model_info
 
 PROMPTS = dict.fromkeys(("one_word", "prose", "quote_file", "quote_answer"), "Say something.")
 
@@ -175,3 +179,44 @@ async def test_quitting_ends_a_running_bench(
         assert (runner := stage.app.bench) is not None
         await stage.pilot.press("ctrl+q")
     assert runner._stopped.is_set()
+
+
+def _samples(turn: str, spec_ms: float) -> list[TurnSample]:
+    """A pair, the plain half 200 ms."""
+    stats = [TurnStats(completion_tokens=11, decode_ms=ms, ttft_ms=10.0) for ms in (200.0, spec_ms)]
+    return [TurnSample(turn, 0, bool(i), stats[i], (1, 2)) for i in range(2)]
+
+
+async def test_a_run_belongs_to_the_model_and_options_it_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored under the hash of whatever was loaded when it ended."""
+    changed = SpeculationOptions(window=9)
+    async with open_stage(tmp_path) as stage:
+        app = stage.app
+
+        def change() -> None:
+            app.model = dataclasses.replace(app.model, info=make_model_info(content_hash="other"))
+            app.change_settings(dataclasses.replace(app.settings, speculation=changed))
+
+        def run(runner: BenchRunner, _: object, report: BenchReport, **settings: Any) -> None:
+            report.samples += [*_samples("prose", 200.0), *_samples("quote_file", 100.0)]
+            app.call_from_worker(change)
+            runner.update_speculation(settings["options"])
+            raise BenchStopped
+
+        monkeypatch.setattr("app.screens.bench.measure_busy", lambda: Busy(0.0, ""))
+        monkeypatch.setattr("app.screens.bench.run_paired", run)
+        app.model = dataclasses.replace(app.model, info=make_model_info(content_hash="measured"))
+        started_with = app.settings.speculation
+        await stage.pilot.press("f4")
+        await stage.settle()
+        await stage.pilot.press("enter")
+        await _until(stage, lambda: app.bench is None and "gains 2.0x" in stage.words)
+        (kept,) = BenchStore(stage.store.database).list_runs()
+        assert kept.model_sha256 == "measured"
+        assert kept.options == dataclasses.asdict(started_with)
+        assert stage.engine.sent(UpdateSpeculation)[-1].options == changed
+        await stage.pilot.press("a")
+        await stage.settle()
+        assert stage.saved[-1].speculation == started_with

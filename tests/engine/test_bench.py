@@ -81,16 +81,34 @@ def figure(turn: str, ratio: float) -> PairedFigure:
 
 
 @pytest.mark.parametrize(
-    ("quote", "prose", "words"),
-    [(1.9, 1.0, "1.9x when quoting and costs nothing"), (1.9, 0.9, "10%"), (1.0, 1.0, "nothing")],
+    ("quotes", "prose", "is_enabled", "words"),
+    [
+        (
+            (1.9, 1.9),
+            1.0,
+            True,
+            "1.9x when quoting and costs nothing on prose: leave it on, window 4",
+        ),
+        ((1.9, 1.9), 0.9, True, "costs 10% on prose"),
+        ((1.0, 1.0), 1.0, False, "gains nothing"),
+        ((1.15, 0.8), 1.0, False, "gains nothing"),
+    ],
 )
-def test_the_recommendation_is_a_sentence_to_act_on(quote: float, prose: float, words: str) -> None:
-    figures = [figure("prose", prose), figure("quote_file", quote)]
-    assert words in recommend(figures, window=None)
+def test_the_recommendation_is_a_setting_and_the_sentence_for_it(
+    quotes: tuple[float, float], prose: float, is_enabled: bool, words: str
+) -> None:
+    """The sentence went by the median of the quoting turns, the key by the best of them."""
+    turns = zip(("quote_file", "quote_answer"), quotes, strict=True)
+    figures = [figure("prose", prose), *(figure(turn, ratio) for turn, ratio in turns)]
+    advice = recommend(figures, window=4)
+    assert (advice.is_enabled, advice.window) == (is_enabled, 4)
+    assert words in advice.text
 
 
 def test_a_run_stopped_early_recommends_nothing() -> None:
-    assert recommend([], window=None).startswith("Stopped")
+    advice = recommend([], window=None)
+    assert advice.is_enabled is None
+    assert advice.text.startswith("Stopped")
 
 
 def test_s63_the_table_has_one_two_and_four_chats_together_and_staggered() -> None:
