@@ -166,6 +166,10 @@ class RowOutput:
     argmax: np.ndarray | None = None
     """int32 [rows wanted], first largest logit of each, where the backend finds it on the way."""
 
+    def best_of(self, row: int) -> int | None:
+        """The first largest logit's id of one of the wanted rows, where it is known."""
+        return None if self.argmax is None else int(self.argmax[row])
+
 
 WantLogits = Literal["all", "last", "none"]
 """Of every row, of the last row of each segment, or of none."""
@@ -173,6 +177,9 @@ WantLogits = Literal["all", "last", "none"]
 
 class Executable(Protocol):
     """A program with its weights on a device."""
+
+    notices: list[str]
+    """What a person may want to know about the placing, one sentence each."""
 
     @property
     def caps(self) -> BackendCaps:
@@ -220,6 +227,9 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The name shown by `doctor`."""
+
+    def placed_bytes(self, program: Program) -> int:
+        """Main memory that placing a program's weights takes; 0 where they lie elsewhere."""
 
     def compile(
         self,

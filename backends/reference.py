@@ -26,6 +26,7 @@ from backends.base import (
 )
 from backends.program import Program
 from backends.reference_ops import OPS, Matrices, RowState, SlotRows
+from backends.weights import matrix_weights
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
@@ -116,6 +117,7 @@ class ReferenceExecutable:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._matrices = Matrices()
+        self.notices: list[str] = []
 
     @property
     def caps(self) -> BackendCaps:
@@ -208,6 +210,10 @@ class ReferenceBackend:
     def name(self) -> str:
         """The name shown by `doctor`."""
         return "reference"
+
+    def placed_bytes(self, program: Program) -> int:
+        """What the file holds: a matrix is dequantized when it is first used."""
+        return sum(weight.data.nbytes for weight in matrix_weights(program))
 
     def compile(
         self,

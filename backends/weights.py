@@ -5,10 +5,13 @@ Shared by backends that place weights one by one; knows no device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 
-from backends.program import Program, Weight
+from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, Weight
+
+_MUCH_MORE = 1.5
+"""Weights that take this many times their bytes in the file are worth a notice."""
 
 
 def matrix_weights(program: Program) -> Iterator[Weight]:
@@ -19,6 +22,26 @@ def matrix_weights(program: Program) -> Iterator[Weight]:
             if id(weight) not in seen:
                 seen.add(id(weight))
                 yield weight
+
+
+def tables(program: Program) -> list[Weight]:
+    """Every table that tokens are looked up in, also where rows are multiplied with it."""
+    ops = (op for op in program.ops if isinstance(op, (Embed, EmbedWithHidden, PerLayerInputs)))
+    return [op.table for op in ops]
+
+
+def growth_notices(grown: Iterable[Weight], in_file: int, placed: int) -> list[str]:
+    """That weights take much more memory than room in the file, because of the `grown` ones.
+
+    Units: `in_file` and `placed` are bytes of all weights.
+    """
+    if placed < _MUCH_MORE * in_file:
+        return []
+    types = ", ".join(sorted({weight.type for weight in grown}))
+    return [
+        f"the weights take {placed / 1e9:.1f} GB, {in_file / 1e9:.1f} GB in the file: "
+        f"there are no kernels for {types}"
+    ]
 
 
 def _weights_in(node: object) -> Iterator[Weight]:

@@ -247,8 +247,10 @@ class InferenceEngine:
         )
 
     def _tell_refusals(self, model: LoadedModel, command: LoadModel) -> None:
-        """One line for what was asked of speculation and cannot be had."""
+        """One line for what the placing cost, and what was asked of speculation and is not had."""
         assert self._session is not None, "called after a load"
+        for text in model.executable.notices:
+            self._emit(Notice(text))
         options, decline = command.speculation, self._session.speculation.decline
         if model.draft_head_refusal:
             self._emit(Notice(f"drafter refused: {model.draft_head_refusal}"))

@@ -11,7 +11,6 @@ import psutil
 
 from backends.base import Backend, BackendError, Executable
 from backends.program import Program
-from backends.weights import matrix_weights
 from engine.contracts import LoadedModel, ModelLoader
 from engine.speculative.draft_head import DraftHead
 from engine.speculative.options import SpeculationOptions
@@ -35,8 +34,6 @@ from models.tokenizer import GgufTokenizer
 
 _LEAST_CONTEXT_LEN = 2048
 """A model is only worth loading with room for this many tokens (or its whole context)."""
-_OWN_MEMORY = frozenset({"torch-cuda"})
-"""Backends whose weights do not lie in main memory; they check their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,11 +164,10 @@ class Loader:
     def _check_memory(
         self, file: GgufFile, program: Program, config: ModelConfig, freed_bytes: int
     ) -> None:
-        if self.backend.name in _OWN_MEMORY:
-            return
+        weights = self.backend.placed_bytes(program)
+        if not weights:
+            return  # they lie on a device of their own, which the backend checks
         context_len = min(config.context_len, _LEAST_CONTEXT_LEN)
-        # Tables that are only looked up stay in the mapped file: half of a Gemma 4 E4B file.
-        weights = sum(weight.data.nbytes for weight in matrix_weights(program))
         needed = weights + cache_bytes(file, program.slots, context_len)
         available = self._available_bytes() + freed_bytes
         if needed > available:

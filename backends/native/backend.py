@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from backends.base import LoadProgress
 from backends.native.executable import NativeExecutable
 from backends.native.library import Kernels, shared_pool
+from backends.native.weights import packed_bytes, packed_weights
 from backends.program import Program
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class NativeBackend:
     def device(self) -> str:
         """Instruction set and threads, for a person."""
         return f"CPU, {self._kernels.name}, {self._pool.threads} threads"
+
+    def placed_bytes(self, program: Program) -> int:
+        """Memory of the packed weights. Raises: UnsupportedWeight."""
+        return sum(map(packed_bytes, packed_weights(program)))
 
     def compile(
         self,

@@ -33,9 +33,9 @@ from backends.native.library import (
     load_library,
 )
 from backends.native.translate import Translator
-from backends.native.weights import WeightPacker
+from backends.native.weights import WeightPacker, packed_bytes, packed_type, packed_weights
 from backends.program import Attention, Program, Weight
-from backends.weights import matrix_weights
+from backends.weights import growth_notices
 
 if TYPE_CHECKING:
     from backends.base import Executable
@@ -87,8 +87,8 @@ class NativeExecutable:
         self._kernels = kernels
         self._pool = pool
         self._available_bytes = available_bytes
-        weights = list(matrix_weights(program))
-        total_bytes = sum(weight.data.nbytes for weight in weights)
+        weights = packed_weights(program)
+        total_bytes = sum(map(packed_bytes, weights))
         free = available_bytes()
         if total_bytes > free:
             raise OutOfDeviceMemory(
@@ -96,6 +96,11 @@ class NativeExecutable:
                 hint="close other programs or choose a smaller model",
             )
         self._packer = WeightPacker(pool, progress, total_bytes)
+        self.notices = growth_notices(
+            [weight for weight in weights if packed_type(weight) != weight.type],
+            sum(weight.data.nbytes for weight in weights),
+            total_bytes,
+        )
         self._layout: CacheLayout = (
             _cache_layout(program, weights) if reads is None else reads._layout
         )
@@ -130,11 +135,6 @@ class NativeExecutable:
         """Memory one token takes in the slots that keep every position."""
         slots = range(len(self._layout.slots))
         return sum(self._layout.position_bytes(i) for i in slots if not self._layout.rings[i])
-
-    @property
-    def notices(self) -> list[str]:
-        """What a person may want to know about the load, one sentence each."""
-        return self._packer.notices
 
     @property
     def free_bytes(self) -> int:

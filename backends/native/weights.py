@@ -1,7 +1,7 @@
 """Puts a program's weights into the packed layout, tensor by tensor, and lets the file's pages go.
 
 Nothing is held twice: after a tensor is packed the pages of the mapped file that held it are given
-back. A type without kernels is dequantized to F16, and the notice says what that costs.
+back. A type without kernels is dequantized to F16, which can take eight times its bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from backends.base import LoadProgress, OutOfDeviceMemory, UnsupportedWeight
 from backends.native.library import GROUP, Matrix, ThreadPool, aligned_bytes, load_library
-from backends.program import Weight
+from backends.program import Program, Weight
+from backends.weights import matrix_weights, tables
 
 KERNEL_TYPES: dict[str, tuple[int, int, int]] = {
     "F32": (0, 1, 4),
@@ -36,7 +37,35 @@ KERNEL_TYPES: dict[str, tuple[int, int, int]] = {
 """Type name -> (ggml number, inputs per block, bytes per block). Source: ggml.h, ggml-common.h."""
 
 DEQUANTIZE_ROWS = 4096
-"""Rows dequantized at once: bounds the float32 scratch to a few hundred MB on the widest models."""
+"""Rows dequantized at once, whole groups: bounds the float32 scratch to a few hundred MB on the
+widest models."""
+
+
+def packed_weights(program: Program) -> list[Weight]:
+    """Every weight that is packed, once: the matrices, and tables whose rows nothing can read."""
+    unread = [table for table in tables(program) if table.type not in KERNEL_TYPES]
+    return list({id(weight): weight for weight in (*matrix_weights(program), *unread)}.values())
+
+
+def packed_type(weight: Weight) -> str:
+    """The type a weight is kept in: its own, or F16 where that has no kernels."""
+    return weight.type if weight.type in KERNEL_TYPES else "F16"
+
+
+def packed_bytes(weight: Weight) -> int:
+    """Memory a weight takes when packed. Raises: UnsupportedWeight."""
+    count, out, cols = math.prod(weight.shape[:-2]), weight.shape[-2], weight.shape[-1]
+    return count * -(-out // GROUP) * _group_bytes(weight, cols)
+
+
+def _group_bytes(weight: Weight, cols: int) -> int:
+    number = KERNEL_TYPES[packed_type(weight)][0]
+    group_bytes = int(load_library().ft_group_bytes(number, cols))
+    if group_bytes < 0:
+        raise UnsupportedWeight(
+            f"{weight.name}: {cols} inputs per row do not fit the type {packed_type(weight)}"
+        )
+    return group_bytes
 
 
 class WeightPacker:
@@ -45,15 +74,13 @@ class WeightPacker:
     def __init__(
         self, pool: ThreadPool, progress: LoadProgress | None = None, total_bytes: int = 0
     ) -> None:
+        """`total_bytes`: what all weights take when packed, for the progress."""
         self._library = load_library()
         self._pool = pool
         self._progress = progress
         self._total_bytes = total_bytes
-        self._done_bytes = 0
         self._packed: dict[int, list[Matrix]] = {}
         self._buffers: list[np.ndarray] = []
-        self.notices: list[str] = []
-        """One sentence per tensor that is kept in another type."""
 
     @property
     def num_bytes(self) -> int:
@@ -68,9 +95,8 @@ class WeightPacker:
         """The packed form of a stack (experts, out, in), one matrix each; a matrix gives one."""
         if id(weight) not in self._packed:
             self._packed[id(weight)] = self._pack(weight)
-            self._done_bytes += weight.data.nbytes
             if self._progress is not None and self._total_bytes:
-                self._progress(min(1.0, self._done_bytes / self._total_bytes))
+                self._progress(self.num_bytes / self._total_bytes)
         return self._packed[id(weight)]
 
     def table(self, weight: Weight) -> Matrix:
@@ -82,36 +108,33 @@ class WeightPacker:
             return self.matrix(weight)
         check_weight(weight)
         number, (rows, cols) = KERNEL_TYPES[weight.type][0], weight.shape
-        if self._library.ft_group_bytes(number, cols) < 0:
-            return self.matrix(weight)
         return Matrix(number, rows, cols, 0, weight.data.shape[1], weight.data.ctypes.data)
 
     def _pack(self, weight: Weight) -> list[Matrix]:
-        count, out, cols = math.prod(weight.shape[:-2]), weight.shape[-2], weight.shape[-1]
-        type_name, source = weight.type, weight.data
-        if type_name in KERNEL_TYPES:
+        out, cols = weight.shape[-2:]
+        has_kernels = weight.type in KERNEL_TYPES
+        if has_kernels:
             check_weight(weight)
-        else:
-            type_name, source = "F16", self._dequantized(weight)
-        number = KERNEL_TYPES[type_name][0]
-        group_bytes = self._library.ft_group_bytes(number, cols)
-        if group_bytes < 0:
-            raise UnsupportedWeight(
-                f"{weight.name}: {cols} inputs per row do not fit the type {type_name}"
-            )
+        elif len(weight.data) != math.prod(weight.shape[:-1]):
+            raise UnsupportedWeight(f"{weight.name}: {len(weight.data)} rows, not {weight.shape}")
+        number, group_bytes = KERNEL_TYPES[packed_type(weight)][0], _group_bytes(weight, cols)
         groups = -(-out // GROUP)
-        buffer = self._allocate(weight.name, count * groups * group_bytes)
+        buffer = self._allocate(weight.name, packed_bytes(weight))
         matrices = []
-        for i in range(count):
-            part = buffer[i * groups * group_bytes :]
-            self._library.ft_pack_matrix(
-                self._pool.handle,
-                number,
-                source[i * out :].ctypes.data,
-                out,
-                cols,
-                part.ctypes.data,
-            )
+        for i in range(math.prod(weight.shape[:-2])):
+            part, rows = buffer[i * groups * group_bytes :], weight.data[i * out : (i + 1) * out]
+            step = out if has_kernels else DEQUANTIZE_ROWS
+            for start in range(0, out, step):
+                piece = rows[start : start + step]
+                source = piece if has_kernels else dequantized(weight, piece)
+                self._library.ft_pack_matrix(
+                    self._pool.handle,
+                    number,
+                    source.ctypes.data,
+                    len(piece),
+                    cols,
+                    part[start // GROUP * group_bytes :].ctypes.data,
+                )
             matrices.append(Matrix(number, out, cols, groups, group_bytes, part.ctypes.data))
         release_pages(weight.data)
         return matrices
@@ -127,27 +150,24 @@ class WeightPacker:
         self._buffers.append(buffer)
         return buffer
 
-    def _dequantized(self, weight: Weight) -> np.ndarray:
-        """float16 rows of a type without kernels. Shapes: -> uint8 [rows, 2 * in]."""
-        from gguf import GGMLQuantizationType, quants  # deferred: 0.24 s, and rarely needed
 
-        rows, cols = weight.data.shape[0], weight.shape[-1]
-        result = np.empty((rows, cols), np.float16)
-        try:
-            number = GGMLQuantizationType[weight.type]
-            for start in range(0, rows, DEQUANTIZE_ROWS):
-                part = weight.data[start : start + DEQUANTIZE_ROWS]
-                result[start : start + DEQUANTIZE_ROWS] = quants.dequantize(part, number)
-        except (KeyError, NotImplementedError, ValueError):
-            raise UnsupportedWeight(
-                f"{weight.name} has the type {weight.type}, which this program cannot read",
-                hint="use a file in another quantization, for example Q4_K_M",
-            ) from None
-        self.notices.append(
-            f"{weight.name}: no kernels for {weight.type}, kept as F16 "
-            f"({result.nbytes} bytes instead of {weight.data.nbytes})"
-        )
-        return result.view(np.uint8)
+def dequantized(weight: Weight, rows: np.ndarray) -> np.ndarray:
+    """Some rows of a weight whose type has no kernels.
+
+    Shapes: rows uint8 [n, row_bytes] -> float16 [n, in]. Raises: UnsupportedWeight.
+    """
+    from gguf import GGMLQuantizationType, quants  # deferred: 0.24 s, and rarely needed
+
+    try:
+        values = quants.dequantize(rows, GGMLQuantizationType[weight.type])
+    except (KeyError, NotImplementedError, ValueError):
+        raise UnsupportedWeight(
+            f"{weight.name} has the type {weight.type}, which this program cannot read",
+            hint="use a file in another quantization, for example Q4_K_M",
+        ) from None
+    if values.shape != (len(rows), weight.shape[-1]):
+        raise UnsupportedWeight(f"{weight.name}: its bytes do not go with its shape {weight.shape}")
+    return np.asarray(values.astype(np.float16))
 
 
 def check_weight(weight: Weight) -> None:

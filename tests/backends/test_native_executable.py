@@ -17,10 +17,10 @@ from backends.base import (
     Segment,
     UnsupportedWeight,
 )
-from backends.native import library
+from backends.native import library, weights
 from backends.native.backend import NativeBackend
 from backends.native.executable import MAX_ROWS, SHARED_RING_ROWS, NativeExecutable
-from backends.native.weights import WeightPacker, release_pages
+from backends.native.weights import WeightPacker, packed_bytes, release_pages
 from backends.program import (
     Attention,
     Embed,
@@ -254,18 +254,51 @@ def test_bytes_that_do_not_go_with_type_and_shape_are_refused_by_name() -> None:
         packer.matrix(short)
 
 
-def test_a_type_without_kernels_is_kept_as_f16_with_a_notice() -> None:
-    values = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (32, 256)).astype(np.float32)
+def ternary(rows: int, shape: tuple[int, ...]) -> tuple[Weight, np.ndarray]:
+    """A weight of a type without kernels, and its values."""
     from gguf import GGMLQuantizationType, quants
 
+    values = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (rows, 256)).astype(np.float32)
     data = quants.quantize(values, GGMLQuantizationType.TQ2_0).view(np.uint8)
+    return Weight("blk.0.ternary", "TQ2_0", shape, data), values
+
+
+@pytest.mark.parametrize("rows_at_once", [16, 4096])
+def test_a_type_without_kernels_is_kept_as_f16_expert_by_expert(
+    monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(weights, "DEQUANTIZE_ROWS", rows_at_once)
+    weight, values = ternary(2 * 40, (2, 40, 256))
     packer = WeightPacker(library.shared_pool(1))
-    matrix = packer.matrix(Weight("blk.0.ternary", "TQ2_0", (32, 256), data))
-    row = np.zeros(256, np.float32)
-    library.load_library().ft_unpack_row(matrix, 5, row.ctypes.data)
-    np.testing.assert_array_equal(row, values[5])
-    assert "blk.0.ternary" in packer.notices[0]
-    assert "TQ2_0" in packer.notices[0]
+    found = [np.zeros(256, np.float32) for _ in values]
+    for expert, matrix in enumerate(packer.experts(weight)):
+        for i in range(40):
+            into = found[40 * expert + i]
+            library.load_library().ft_unpack_row(matrix, i, into.ctypes.data)
+    np.testing.assert_array_equal(found, values)
+    assert packer.num_bytes == packed_bytes(weight)
+
+
+def test_what_a_type_without_kernels_grows_to_is_counted_before_it_is_placed_and_said() -> None:
+    """Eight times the file: such a load ended the program instead of being refused."""
+    table, _ = ternary(VOCAB, (VOCAB, WIDTH))
+    untied, _ = ternary(VOCAB, (VOCAB, WIDTH))
+    ops = (Embed(table, 0), Head(0, Maker("F32").norm(WIDTH), untied))
+    program = Program(ops, (WIDTH,), (), VOCAB, WIDTH)
+    backend = NativeBackend(threads=1)
+    native = backend.compile(program)
+    needed = backend.placed_bytes(program)
+    assert needed == native.weight_bytes == 2 * 2 * VOCAB * WIDTH
+    assert "0.0 GB in the file: there are no kernels for TQ2_0" in native.notices[0]
+    with pytest.raises(OutOfDeviceMemory, match=f"need {needed} bytes, {needed - 1} are free"):
+        NativeExecutable(program, backend._kernels, library.shared_pool(1), lambda: needed - 1)
+
+
+def test_weights_with_kernels_take_what_was_counted_and_need_no_word() -> None:
+    backend = NativeBackend(threads=1)
+    native = backend.compile(everything("Q4_K"))
+    assert native.weight_bytes == backend.placed_bytes(everything("Q4_K"))
+    assert native.notices == []
 
 
 def test_an_unknown_type_is_refused_naming_tensor_and_type() -> None:

@@ -230,6 +230,7 @@ class FakeExecutable:
     on_forward: Callable[[], None] = lambda: None
     is_closed: bool = False
     weight_bytes: int = 1000
+    notices: list[str] = field(default_factory=list)
     cache_bytes_per_token: int = 8
     free_bytes: int = 1 << 34
 
@@ -267,9 +268,9 @@ class FakeExecutable:
         self.shapes.append(tuple(len(s.token_ids) for s in segments))
         self.num_rows += sum(self.shapes[-1])
         self.num_logit_rows += len(rows)
-        return RowOutput(
-            np.stack(rows) if rows else None, np.stack(hidden) if want_hidden else None
-        )
+        logits = np.stack(rows) if rows else None
+        best = None if logits is None else logits.argmax(axis=1).astype(np.int32)
+        return RowOutput(logits, np.stack(hidden) if want_hidden else None, best)
 
     def logits(self, cache: LinearCache) -> np.ndarray:
         row = _noise(cache.state()).copy()

@@ -433,6 +433,13 @@ def test_a_model_without_end_ids_ends_by_length() -> None:
     assert rig.ask(PROMPT, max_tokens=40).finish_reason == "length"
 
 
+def test_what_placing_the_weights_cost_is_said_with_the_model() -> None:
+    rig = EngineRig(FakeExecutable(notices=["the weights take 16.0 GB, 2.4 GB in the file"]))
+    assert [event.text for event in of_type(rig.events, Notice)] == [
+        "the weights take 16.0 GB, 2.4 GB in the file"
+    ]
+
+
 def test_rows_that_cannot_be_measured_are_answered_too() -> None:
     rig = EngineRig(FakeExecutable(fail_at=2))
     rig.engine.apply(MeasureRows((1, 2), rounds=1, context_len=8))

@@ -118,6 +118,18 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_placed() ->
     assert backend.num_compiled == 0
 
 
+def test_what_the_backend_makes_of_the_weights_decides_whether_they_fit() -> None:
+    """Types without kernels grow up to eight times when they are placed."""
+    backend = CountingBackend()
+    backend.placed_bytes = lambda program: 8_000_000_000  # type: ignore[method-assign]
+    path = TRUNKS / "llama" / "model.gguf"
+    with pytest.raises(DoesNotFit, match=r"needs 8\.0 GB"):
+        load(path, backend=lambda: backend, available_bytes=lambda: 2_400_000_000)
+    assert backend.num_compiled == 0
+    backend.placed_bytes = lambda program: 0  # type: ignore[method-assign]
+    assert load(path, backend=lambda: backend, available_bytes=lambda: 0).executable
+
+
 def test_tables_that_are_only_looked_up_need_no_memory() -> None:
     """They stay in the mapped file; the per-layer table is half of a Gemma 4 E4B file."""
     path = TRUNKS / "gemma4-ple" / "model.gguf"
