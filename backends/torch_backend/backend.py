@@ -13,7 +13,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -34,9 +33,10 @@ from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, We
 from backends.torch_backend.batch import Batch, Part, part_of
 from backends.torch_backend.graph import STEP_ROWS, GraphedSteps
 from backends.torch_backend.kv_cache import TorchCache
-from backends.torch_backend.matrix import Matrix, dense_bytes, look_up
+from backends.torch_backend.matrix import Matrix, held_bytes, look_up
+from backends.torch_backend.memory import free_bytes, memory_for
 from backends.torch_backend.ops import OPS, Device, Rows, attend_masked, attend_row_by_row
-from backends.weights import matrix_weights
+from backends.weights import matrix_weights, tables
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
@@ -61,6 +61,13 @@ class TorchBackend:
                 "this PyTorch finds no CUDA device",
                 hint="install a CUDA build of PyTorch and a driver, or use the CPU",
             )
+        try:
+            torch.ones(1, device=self._device).add_(1).cpu()
+        except RuntimeError as error:
+            raise BackendUnavailable(
+                f"this PyTorch cannot compute on {device}: {str(error).splitlines()[0]}",
+                hint="install a build of PyTorch for this GPU, or use the CPU",
+            ) from error
 
     @property
     def name(self) -> str:
@@ -83,28 +90,48 @@ class TorchBackend:
 
         Raises: UnsupportedWeight, OutOfDeviceMemory.
         """
+        for table in tables(program):
+            look_up(table, [0], torch.device("cpu"))  # one nobody can read is refused now
+        needed, is_dense = self._needed(program)
+        if needed > free_bytes(self._device):
+            raise self._no_room(f"the weights of {needed} bytes")
         weights = list(matrix_weights(program))
-        is_dense = self._unpacked_weights_fit(weights)
         matrices: dict[int, Matrix] = {}
         for i, weight in enumerate(weights):
             matrices[id(weight)] = self._placed(weight, is_dense)
             if progress is not None:
                 progress((i + 1) / len(weights))
-        return TorchExecutable(program, self._device, matrices)
+        model = TorchExecutable(program, self._device, matrices)
+        if not is_dense:
+            model.notices.append(
+                f"the weights are unpacked in every step, which is slow: only {needed / 1e9:.1f} GB "
+                f"of packed ones fit {device_name(self._device)}"
+            )
+        return model
 
-    def _unpacked_weights_fit(self, weights: Sequence[Weight]) -> bool:
-        needed = sum(dense_bytes(weight, self._device) for weight in weights)
-        return needed <= _DENSE_SHARE * free_bytes(self._device)
+    def placed_bytes(self, program: Program) -> int:
+        """Main memory of the weights; 0 where they lie on a GPU."""
+        return 0 if self._device.type == "cuda" else self._needed(program)[0]
+
+    def _needed(self, program: Program) -> tuple[int, bool]:
+        """Bytes of the weights on the device, and whether all of them are unpacked."""
+        unpacked = self._held_bytes(program, is_dense=True)
+        if unpacked <= _DENSE_SHARE * free_bytes(self._device):
+            return unpacked, True
+        return self._held_bytes(program, is_dense=False), False
+
+    def _held_bytes(self, program: Program, *, is_dense: bool) -> int:
+        return sum(held_bytes(w, self._device, is_dense=is_dense) for w in matrix_weights(program))
 
     def _placed(self, weight: Weight, is_dense: bool) -> Matrix:
-        try:
+        with memory_for(lambda: self._no_room(f"{weight.name} of {weight.data.nbytes} bytes")):
             return Matrix(weight, self._device, is_dense=is_dense)
-        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
-            raise OutOfDeviceMemory(
-                f"{weight.name} of {weight.data.nbytes} bytes does not fit: "
-                f"{free_bytes(self._device)} bytes are free",
-                hint="close other programs or use a smaller model",
-            ) from error
+
+    def _no_room(self, what: str) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(
+            f"{what} do not fit: {free_bytes(self._device)} bytes are free",
+            hint="close other programs or use a smaller model",
+        )
 
 
 def device_name(device: torch.device) -> str:
@@ -114,18 +141,12 @@ def device_name(device: torch.device) -> str:
     return f"CPU, PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory free on the device now."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
-
-
 class TorchExecutable:
     """A program with its weights on a torch device."""
 
     def __init__(self, program: Program, device: torch.device, matrices: dict[int, Matrix]) -> None:
         self._program = program
+        self.notices: list[str] = []
         self._on_gpu = device.type == "cuda"
         self._device = Device(
             device,
@@ -165,12 +186,10 @@ class TorchExecutable:
 
     def new_cache(self) -> TorchCache:
         """An empty cache."""
-        try:
+        with memory_for(lambda: self._no_memory("windows of a new chat")):
             return TorchCache(
                 self._program.slots, self.caps.max_rows, self._kv_type, self._device.device
             )
-        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
-            raise self._no_memory("windows of a new chat") from error
 
     def _no_memory(self, purpose: str) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(
@@ -194,16 +213,14 @@ class TorchExecutable:
             raise BackendError(f"a forward takes 1 to {self.caps.max_rows} rows, not {num_rows}")
         check_token_ids(segments, self._program.vocab_size)
         given = check_given(self._program, segments, hidden)
-        try:
+        with memory_for(lambda: self._no_memory(f"activations of {num_rows} rows")):
             final, logits = self._graphed(segments, want_logits) or self._eager(
                 segments, want_logits, given
             )
-        except torch.OutOfMemoryError as error:
-            raise self._no_memory(f"activations of {num_rows} rows") from error
-        output = RowOutput(
-            None if logits is None else logits.cpu().numpy(),
-            final[:num_rows].cpu().numpy() if want_hidden else None,
-        )
+            output = RowOutput(
+                None if logits is None else logits.cpu().numpy(),
+                final[:num_rows].cpu().numpy() if want_hidden else None,
+            )
         if self._program.grows_cache:
             for segment in segments:
                 own_cache(segment).advance(len(segment.token_ids))

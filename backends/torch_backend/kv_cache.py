@@ -10,8 +10,8 @@ position: the attention reads one plain slice and sums in the same order as with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from backends.base import BackendError, OutOfDeviceMemory
 from backends.program import KvSlot
+from backends.torch_backend.memory import memory_for
 
 _FIRST_CAPACITY = 256
 _SLACK = 256
@@ -132,22 +133,21 @@ class TorchCache:
                 slot.adopt(keys, values, base)
                 self.generation += 1
 
-    @contextmanager
-    def _memory_for(self, length: int) -> Iterator[None]:
+    def _memory_for(self, length: int) -> AbstractContextManager[None]:
         """Every allocation of a cache happens in here. Raises: OutOfDeviceMemory."""
-        try:
-            yield
-        except RuntimeError as error:  # torch's own class on a GPU, this plain one on the CPU
-            per_token = sum(
-                2 * s.spec.kv_heads * s.spec.head_dim * s.keys.element_size()
-                for s in self.slots
-                if s.spec.window is None
-            )
-            raise OutOfDeviceMemory(
-                f"a context of {length} tokens needs {length * per_token} bytes, "
-                f"{self.num_bytes} are held and no more are free",
-                hint="shorten the chat or lower --ctx-size",
-            ) from error
+        return memory_for(lambda: self._no_memory(length))
+
+    def _no_memory(self, length: int) -> OutOfDeviceMemory:
+        per_token = sum(
+            2 * s.spec.kv_heads * s.spec.head_dim * s.keys.element_size()
+            for s in self.slots
+            if s.spec.window is None
+        )
+        return OutOfDeviceMemory(
+            f"a context of {length} tokens needs {length * per_token} bytes, "
+            f"{self.num_bytes} are held and no more are free",
+            hint="shorten the chat or lower --ctx-size",
+        )
 
     def advance(self, num_rows: int) -> None:
         """Count rows that were written behind the newest. State: length."""

@@ -7,20 +7,26 @@ rows of a 1-row and an 8-row product differ, rows of two 8-row products never).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.base import UnsupportedWeight
 from backends.program import Weight
 from backends.reference_ops import dequantize as dequantize_on_host
 from backends.torch_backend.dequant import DEQUANTIZABLE, dequantize
 
+_ROWS_AT_ONCE = 4096
+"""Rows unpacked at once while loading: bounds the memory of their float32 values."""
 
-def dense_bytes(weight: Weight, device: torch.device) -> int:
-    """Bytes the matrix takes when dense on this device."""
-    return int(np.prod(weight.shape)) * compute_type(weight, device).itemsize
+
+def held_bytes(weight: Weight, device: torch.device, *, is_dense: bool) -> int:
+    """Bytes a matrix takes on the device; what cannot be unpacked there is always dense."""
+    if is_dense or weight.type not in DEQUANTIZABLE:
+        return math.prod(weight.shape) * compute_type(weight, device).itemsize
+    return weight.data.nbytes
 
 
 def compute_type(weight: Weight, device: torch.device) -> torch.dtype:
@@ -39,10 +45,17 @@ def look_up(table: Weight, token_ids: list[int], device: torch.device) -> Tensor
 
     The table itself never moves to the device: a per-layer table can outweigh the model.
     """
-    rows = np.ascontiguousarray(table.data[token_ids])
-    if table.type in DEQUANTIZABLE:
-        return dequantize(table.type, torch.from_numpy(rows).to(device))
-    part = Weight(table.name, table.type, (len(rows), table.shape[-1]), rows)
+    return _unpacked(table, table.data[token_ids], device)
+
+
+def _unpacked(weight: Weight, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Some rows of a weight. Shapes: rows uint8 [n, row_bytes] -> float32 [n, in].
+
+    Raises: UnsupportedWeight for a type nobody can read.
+    """
+    if weight.type in DEQUANTIZABLE:
+        return dequantize(weight.type, _copied(rows).to(device))
+    part = Weight(weight.name, weight.type, (len(rows), weight.shape[-1]), rows)
     return torch.from_numpy(dequantize_on_host(part)).to(device)
 
 
@@ -54,23 +67,18 @@ class Matrix:
         self._dtype = compute_type(weight, device)
         self._dense: Tensor | None = None
         self._packed: Tensor | None = None
-        if is_dense:
+        if is_dense or weight.type not in DEQUANTIZABLE:
             self._dense = self._unpacked_at_load(device)
-        elif weight.type in DEQUANTIZABLE:
-            self._packed = _copied(weight.data).to(device)
         else:
-            raise UnsupportedWeight(
-                f"{weight.name} has type {weight.type}, which must be unpacked, "
-                "and the unpacked weights do not fit the memory",
-                hint="use a smaller model, or one quantized as Q4_K_M or Q8_0",
-            )
+            self._packed = _copied(weight.data).to(device)
 
     def _unpacked_at_load(self, device: torch.device) -> Tensor:
-        if self.weight.type in DEQUANTIZABLE:
-            values = dequantize(self.weight.type, _copied(self.weight.data).to(device))
-        else:
-            values = torch.from_numpy(dequantize_on_host(self.weight)).to(device)
-        return values.reshape(-1, self.weight.shape[-1]).to(self._dtype)
+        data = self.weight.data
+        dense = torch.empty((len(data), self.weight.shape[-1]), dtype=self._dtype, device=device)
+        for start in range(0, len(data), _ROWS_AT_ONCE):
+            part = data[start : start + _ROWS_AT_ONCE]
+            dense[start : start + len(part)] = _unpacked(self.weight, part, device)
+        return dense
 
     @property
     def is_dense(self) -> bool:

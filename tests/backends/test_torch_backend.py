@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import BackendError, BackendUnavailable, OutOfDeviceMemory, Segment
+from backends.base import (
+    BackendError,
+    BackendUnavailable,
+    OutOfDeviceMemory,
+    Segment,
+    UnsupportedWeight,
+)
 from backends.program import KvSlot, MoeFfn, Program, Scale, Weight
 from backends.reference import ReferenceBackend
 from backends.torch_backend import backend as torch_module
 from backends.torch_backend.backend import TorchBackend, TorchExecutable
 from backends.torch_backend.graph import STEP_ROWS, GraphedSteps, StaticStep, extents_of
+from backends.torch_backend.matrix import Matrix, held_bytes
 from backends.torch_backend.ops import OPS, attend_masked
 from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
@@ -294,11 +301,21 @@ def test_windows_too_large_for_the_memory_are_refused_with_both_numbers() -> Non
         TorchBackend("cpu").compile(huge).new_cache()
 
 
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
 def test_running_out_of_memory_in_a_forward_changes_no_cache(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def out_of_memory(*args: object) -> None:
-        raise torch.OutOfMemoryError
+        raise error
 
     chat = model().new_cache()
     logits_of(model(), chat, random_ids(3))
@@ -312,13 +329,62 @@ def test_running_out_of_memory_in_a_forward_changes_no_cache(
         np.testing.assert_array_equal(array, before[key])
 
 
-def test_a_type_that_must_be_unpacked_is_refused_where_it_does_not_fit(
+def test_other_errors_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+
+    chat = model().new_cache()
+    logits_of(model(), chat, random_ids(3))
+    monkeypatch.setattr(torch.Tensor, "clone", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        chat.clone()
+
+
+def test_a_device_without_kernels_in_this_build_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_module, "_DENSE_SHARE", 0.0)
+    def broken(*args: object, **kwargs: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with TORCH_USE...")
+
+    monkeypatch.setattr(torch.Tensor, "add_", broken)
+    with pytest.raises(BackendUnavailable, match="cannot compute on cpu: CUDA error: no kernel im"):
+        TorchBackend("cpu")
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = everything("Q4_K")
+    packed = sum(weight.data.nbytes for weight in matrix_weights(program))
+    monkeypatch.setattr(torch_module, "free_bytes", lambda device: packed - 1)
+    with pytest.raises(OutOfDeviceMemory, match=f"of {packed} bytes do not fit: {packed - 1} byt"):
+        TorchBackend("cpu").compile(program)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_weights_take_what_was_counted_before(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(torch_module, "_DENSE_SHARE", share)
+    program = everything("Q6_K")
+    placed = TorchBackend("cpu").compile(program)
+    assert TorchBackend("cpu").placed_bytes(program) == placed.weight_bytes
+    assert bool(placed.notices) == (share == 0.0)
+
+
+def test_a_type_that_must_be_unpacked_is_unpacked_beside_packed_ones() -> None:
     weight = Weight("blk.0.odd", "IQ2_XS", (1, 256), np.zeros((1, 74), np.uint8))
-    with pytest.raises(BackendError, match=r"blk\.0\.odd has type IQ2_XS"):
-        TorchBackend("cpu")._placed(weight, is_dense=False)
+    placed = Matrix(weight, torch.device("cpu"), is_dense=False)
+    assert placed.is_dense
+    assert placed.num_bytes == held_bytes(weight, torch.device("cpu"), is_dense=False)
+
+
+def test_a_table_nobody_can_read_is_refused_when_the_model_is_placed() -> None:
+    program = everything("F32")
+    table = Weight("token_embd.weight", "I8", (VOCAB, 256), np.zeros((VOCAB, 256), np.uint8))
+    embed = replace(program.ops[0], table=table)  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedWeight, match=r"token_embd\.weight has the unknown type I8"):
+        TorchBackend("cpu").compile(replace(program, ops=(embed, *program.ops[1:])))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
