@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
-import psutil
 
 from backends.base import (
     BackendCaps,
@@ -24,17 +23,28 @@ from backends.base import (
     check_given,
     check_token_ids,
 )
-from backends.mlx_backend.kv_cache import MlxCache
-from backends.mlx_backend.matrix import Matrix
+from backends.mlx_backend.kv_cache import MlxCache, SlotBuffer, restored_on_failure
+from backends.mlx_backend.matrix import Matrix, is_packed, placed_bytes
+from backends.mlx_backend.memory import free_bytes, memory_for
 from backends.mlx_backend.ops import OPS, Part, Rows, Weights
-from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, Weight
+from backends.program import (
+    Attention,
+    Embed,
+    EmbedWithHidden,
+    Head,
+    PerLayerInputs,
+    Program,
+    Weight,
+)
 from backends.reference_ops import dequantize
-from backends.weights import matrix_weights
+from backends.weights import growth_notices, matrix_weights, tables
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
 
 _MAX_ROWS = 512
+_LAZY_ROWS = 16
+"""Most rows that are computed in one go: a decode step or an ordinary verify."""
 
 
 class MlxBackend:
@@ -61,13 +71,29 @@ class MlxBackend:
 
         Raises: UnsupportedWeight, OutOfDeviceMemory.
         """
-        weights = list(matrix_weights(program))
+        for table in tables(program):
+            look_up(table, [0])  # one nobody can read is refused now
+        needed = self.placed_bytes(program)
+        if needed > free_bytes():
+            raise _no_room(f"the weights of {needed} bytes")
+        weights, head = list(matrix_weights(program)), _head_weight(program)
         matrices: dict[int, Matrix] = {}
         for i, weight in enumerate(weights):
-            matrices[id(weight)] = _placed(weight)
+            matrices[id(weight)] = _placed(weight, is_head=weight is head)
             if progress is not None:
                 progress((i + 1) / len(weights))
-        return MlxExecutable(program, matrices)
+        model = MlxExecutable(program, matrices)
+        model.notices += growth_notices(
+            [weight for weight in weights if not is_packed(weight)],
+            sum(weight.data.nbytes for weight in weights),
+            needed,
+        )
+        return model
+
+    def placed_bytes(self, program: Program) -> int:
+        """Memory of the weights, which processor and GPU share."""
+        head = _head_weight(program)
+        return sum(placed_bytes(w, is_head=w is head) for w in matrix_weights(program))
 
 
 def device_name() -> str:
@@ -80,15 +106,20 @@ def device_kind() -> str:
     return "GPU" if mx.default_device().type == mx.gpu else "CPU"
 
 
-def _placed(weight: Weight) -> Matrix:
-    free = psutil.virtual_memory().available  # one memory for processor and GPU
-    if weight.data.nbytes < free:
-        try:
-            return Matrix(weight)
-        except (RuntimeError, MemoryError):
-            free = psutil.virtual_memory().available
-    raise OutOfDeviceMemory(
-        f"{weight.name} of {weight.data.nbytes} bytes does not fit: {free} bytes are free",
+def _head_weight(program: Program) -> Weight:
+    head = program.ops[-1]
+    assert isinstance(head, Head), "the last operation is the head"
+    return head.weight
+
+
+def _placed(weight: Weight, *, is_head: bool) -> Matrix:
+    with memory_for(lambda: _no_room(f"{weight.name} of {weight.data.nbytes} bytes")):
+        return Matrix(weight, is_head=is_head)
+
+
+def _no_room(what: str) -> OutOfDeviceMemory:
+    return OutOfDeviceMemory(
+        f"{what} do not fit: {free_bytes()} bytes are free",
         hint="close other programs or use a smaller model",
     )
 
@@ -104,6 +135,7 @@ class MlxExecutable:
 
     def __init__(self, program: Program, matrices: dict[int, Matrix]) -> None:
         self._program = program
+        self.notices: list[str] = []
         self._weights = Weights(matrices)
         has_packed = any(weight.type != "F32" for weight in matrix_weights(program))
         self._kv_type = mx.float16 if has_packed else mx.float32
@@ -127,7 +159,7 @@ class MlxExecutable:
     @property
     def free_bytes(self) -> int:
         """Memory that is free now: one memory for processor and GPU."""
-        return int(psutil.virtual_memory().available)
+        return free_bytes()
 
     def new_cache(self) -> MlxCache:
         """An empty cache."""
@@ -142,16 +174,15 @@ class MlxExecutable:
         hidden: np.ndarray | None = None,
     ) -> RowOutput:
         """Append and compute. State: each cache grows by its tokens once all rows are done."""
-        rows = self._rows(segments, want_logits, check_given(self._program, segments, hidden))
-        for op in self._program.ops:
-            OPS[type(op)](op, rows, self._weights)
-        written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
+        num_rows = sum(len(segment.token_ids) for segment in segments)
         try:
-            mx.eval(written, rows.hidden, rows.logits)
+            with memory_for(lambda: self._no_memory(num_rows)):
+                rows = self._rows(
+                    segments, want_logits, check_given(self._program, segments, hidden)
+                )
+                self._compute(rows)
         except RuntimeError as error:
-            raise BackendError(
-                f"MLX could not compute {len(rows.positions)} rows: {error}"
-            ) from error
+            raise BackendError(f"MLX could not compute {num_rows} rows: {error}") from error
         output = RowOutput(
             None if rows.logits is None else np.array(rows.logits),
             np.array(rows.hidden) if want_hidden else None,
@@ -160,6 +191,31 @@ class MlxExecutable:
             for part in rows.parts:
                 part.cache.advance(part.num_rows)
         return output
+
+    def _compute(self, rows: Rows) -> None:
+        """Run every operation. State: `rows`, the slots behind their valid length.
+
+        Of a small forward everything is computed at once, in place: were the old arrays kept,
+        every step would copy the whole cache. One that fails leaves rows waiting to be computed
+        behind the valid ones, a few. A large one could not be afforded again, so it is computed
+        slot by slot and the slot that fails is put back.
+        """
+        for op in self._program.ops:
+            slots: list[SlotBuffer] = []
+            if isinstance(op, Attention) and op.writes_kv and len(rows.positions) > _LAZY_ROWS:
+                slots = [part.cache.slots[op.slot] for part in rows.parts]
+            with restored_on_failure(slots):
+                OPS[type(op)](op, rows, self._weights)
+                mx.eval([(slot.keys, slot.values) for slot in slots])
+        written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
+        mx.eval(written, rows.hidden, rows.logits)
+
+    def _no_memory(self, num_rows: int) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(
+            f"the activations of {num_rows} rows do not fit beside {self.weight_bytes} bytes of "
+            f"weights: {free_bytes()} bytes are free",
+            hint="close other programs, end other chats or use a smaller model",
+        )
 
     def _rows(
         self, segments: Sequence[Segment], want_logits: WantLogits, given: np.ndarray | None

@@ -8,12 +8,14 @@ MLX arrays are values: a clone shares memory until one of the two is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
 
 from backends.base import BackendError, OutOfDeviceMemory
+from backends.mlx_backend.memory import memory_for
 from backends.program import KvSlot
 
 _FIRST_CAPACITY = 256
@@ -72,6 +74,21 @@ def _moved(old: mx.array, held: slice, capacity: int) -> mx.array:
     return mx.concatenate([kept, rest], axis=1)
 
 
+@contextmanager
+def restored_on_failure(slots: Sequence[SlotBuffer]) -> Iterator[None]:
+    """Changes of the slots happen in here. State: buffers and bases as before, when it raises."""
+    # Writing changes an array object in place, so the old values need objects of their own.
+    before = [(mx.array(slot.keys), mx.array(slot.values), slot.base) for slot in slots]
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        if not is_done:
+            for slot, (keys, values, base) in zip(slots, before, strict=True):
+                slot.keys, slot.values, slot.base = keys, values, base
+
+
 class MlxCache:
     """One chat's slots; all have the same length."""
 
@@ -102,14 +119,12 @@ class MlxCache:
         self._reserve(self.slots, self._length + num_rows)
 
     def _reserve(self, slots: list[SlotBuffer], length: int) -> None:
-        before = [(slot.keys, slot.values, slot.base) for slot in slots]
         try:
-            for slot in slots:
-                slot.reserve(self._length, length)
-            mx.eval([(slot.keys, slot.values) for slot in slots])
-        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
-            for slot, (keys, values, base) in zip(slots, before, strict=True):
-                slot.keys, slot.values, slot.base = keys, values, base
+            with memory_for(lambda: self._out_of_memory(length)), restored_on_failure(slots):
+                for slot in slots:
+                    slot.reserve(self._length, length)
+                mx.eval([(slot.keys, slot.values) for slot in slots])
+        except (OverflowError, ValueError, TypeError) as error:  # no shape is that large
             raise self._out_of_memory(length) from error
 
     def _out_of_memory(self, length: int) -> OutOfDeviceMemory:
@@ -185,10 +200,9 @@ class MlxCache:
                 raise BackendError(f"the saved cache does not fit slot {i} of this model")
             slot.base = first
         new.ensure_capacity(length)
-        try:
+        with memory_for(lambda: self._out_of_memory(length)):
             for i, slot in enumerate(new.slots):
                 keys, values = (mx.array(state[f"{part}.{i}"]).swapaxes(0, 1) for part in "kv")
                 slot.write(slot.base, keys, values)
-        except RuntimeError as error:
-            raise self._out_of_memory(length) from error
+            mx.eval([(slot.keys, slot.values) for slot in new.slots])
         self.slots, self._length = new.slots, length

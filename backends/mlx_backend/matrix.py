@@ -3,12 +3,15 @@
 MLX's affine layout is w = code * scale + bias per group of 32 inputs, codes as one stream of bits.
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K are of that form; scales stay float32, because the
 product of a K-quant's two scales needs 17 bits. Q6_K has groups of 16, which MLX has not: it and
-the rest become float16. Source of the layout: MLX `mlx.core.quantize`; of the blocks: ggml
-`ggml-common.h`.
+the rest become float16, whose products are float16 too. That is too coarse for logits, so a head
+stays exact: of type Q6_K by spreading each group of 16 over 32 inputs, half of them zero (16 bits
+per weight, as float16), of the rest as float32. Source of the layout: MLX `mlx.core.quantize`; of
+the blocks: ggml `ggml-common.h`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -94,6 +97,17 @@ def _q5_k(blocks: np.ndarray) -> Affine:
     return Affine(codes, _halves(blocks, 0) * scales, -_halves(blocks, 2) * minima)
 
 
+def _q6_k(blocks: np.ndarray) -> Affine:
+    """Groups of 16 as groups of 32 whose second half is never looked at."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256)
+    codes = np.zeros((len(blocks), 16, _GROUP), np.uint8)
+    codes[:, :, :16] = (low | high << 4).reshape(-1, 16, 16)
+    scales = blocks[:, 192:208].view(np.int8) * _halves(blocks, 208)
+    return Affine(codes.reshape(len(blocks), -1), scales, -32 * scales)
+
+
 _AFFINE = {
     "Q4_0": (18, 4, _q4_0),
     "Q4_1": (20, 4, _q4_1),
@@ -103,12 +117,29 @@ _AFFINE = {
     "Q4_K": (144, 4, _q4_k),
     "Q5_K": (176, 5, _q5_k),
 }
+_SPREAD = {"Q6_K": (210, 6, _q6_k)}
 
 
-def _dense_type(weight: Weight) -> type[np.floating]:
+def placed_bytes(weight: Weight, *, is_head: bool) -> int:
+    """Memory of all parts of a matrix."""
+    size = math.prod(weight.shape)
+    if weight.type in _AFFINE:
+        return size * _AFFINE[weight.type][1] // 8 + size // _GROUP * 8
+    if is_head and weight.type in _SPREAD:
+        return 2 * (size * _SPREAD[weight.type][1] // 8 + size // _GROUP * 8)
+    return size * np.dtype(_dense_type(weight, is_head)).itemsize
+
+
+def is_packed(weight: Weight) -> bool:
+    """Whether MLX has a layout of its own for the type."""
+    return weight.type in _AFFINE
+
+
+def _dense_type(weight: Weight, is_head: bool) -> type[np.floating]:
     # MLX's CPU device multiplies gathered experts in float32 only.
     is_stack_on_cpu = len(weight.shape) == 3 and mx.default_device().type == mx.cpu
-    return np.float32 if weight.type == "F32" or is_stack_on_cpu else np.float16
+    is_exact = weight.type == "F32" or is_head or is_stack_on_cpu
+    return np.float32 if is_exact else np.float16
 
 
 def _bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -126,18 +157,19 @@ def _bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
 class Matrix:
     """One weight; a stack of experts has a leading axis."""
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: Weight, *, is_head: bool = False) -> None:
         self._bits = 0
+        self._is_spread = is_head and weight.type in _SPREAD
         self._arrays: tuple[mx.array, ...]
-        if weight.type in _AFFINE:
+        if weight.type in _AFFINE or self._is_spread:
             self._arrays = self._packed(weight)
         else:
-            self._arrays = (mx.array(dequantize(weight).astype(_dense_type(weight))),)
+            self._arrays = (mx.array(dequantize(weight).astype(_dense_type(weight, is_head))),)
         # Copied to MLX now: otherwise all of the file's unpacked values would wait in memory.
         mx.eval(*self._arrays)
 
     def _packed(self, weight: Weight) -> tuple[mx.array, ...]:
-        block_bytes, self._bits, unpack = _AFFINE[weight.type]
+        block_bytes, self._bits, unpack = (_AFFINE | _SPREAD)[weight.type]
         words, scales, biases = [], [], []
         for start in range(0, len(weight.data), _ROWS_AT_ONCE):
             rows = weight.data[start : start + _ROWS_AT_ONCE]
@@ -156,6 +188,8 @@ class Matrix:
 
     def multiply(self, x: mx.array) -> mx.array:
         """Shapes: x [..., in] float32 -> [..., out] float32."""
+        if self._is_spread:
+            x = _spread(x)
         if self._bits:
             words, scales, biases = self._arrays
             return mx.quantized_matmul(
@@ -185,6 +219,12 @@ class Matrix:
         dense = self._arrays[0].swapaxes(-1, -2)
         rows, size = _in_type_of(dense, x)
         return mx.gather_mm(rows, dense, rhs_indices=experts).astype(mx.float32) * size
+
+
+def _spread(x: mx.array) -> mx.array:
+    """Every 16 numbers followed by 16 zeros. Shapes: x [..., in] -> [..., 2 * in]."""
+    halves = x.reshape(*x.shape[:-1], -1, _GROUP // 2)
+    return mx.concatenate([halves, mx.zeros_like(halves)], axis=-1).flatten(-2)
 
 
 def _in_type_of(dense: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:

@@ -5,14 +5,17 @@ Runs wherever mlx can be imported; `pip install "mlx[cpu]"` brings it to Linux.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from backends.base import BackendError, OutOfDeviceMemory, Segment
+from backends.base import BackendError, OutOfDeviceMemory, Segment, UnsupportedWeight
+from backends.program import Embed, Head, Program, Weight
 from backends.reference import ReferenceBackend
 from backends.reference_ops import dequantize
+from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
     VOCAB,
     WINDOW,
@@ -46,6 +49,49 @@ def test_packing_keeps_every_weight_exactly(type_name: str) -> None:
     words, scales, biases = packed._arrays
     read = mx.dequantize(words, scales, biases, group_size=32, bits=packed._bits)
     np.testing.assert_array_equal(np.array(read), dequantize(weight))
+
+
+@pytest.mark.parametrize("type_name", ["Q6_K", "F16", "BF16", "Q4_K"])
+def test_a_heads_products_are_not_rounded_to_half_precision(type_name: str) -> None:
+    weight, rng = Maker(type_name).weight(40, 256), np.random.default_rng(3)
+    x = rng.standard_normal((5, 256), np.float32)
+    head = matrix.Matrix(weight, is_head=True)
+    expected = x @ dequantize(weight).T
+    found = np.array(head.multiply(mx.array(x)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q4_K", "Q5_0", "Q6_K", "Q8_0"])
+def test_weights_take_what_was_counted_before(type_name: str) -> None:
+    program = everything(type_name)
+    assert mlx_backend.MlxBackend().placed_bytes(program) == model(type_name).weight_bytes
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, backend = everything("Q6_K"), mlx_backend.MlxBackend()
+    needed = backend.placed_bytes(program)
+    assert needed > sum(weight.data.nbytes for weight in matrix_weights(program))
+    monkeypatch.setattr(mlx_backend, "free_bytes", lambda: needed - 1)
+    with pytest.raises(OutOfDeviceMemory, match=f"of {needed} bytes do not fit: {needed - 1} byt"):
+        backend.compile(program)
+
+
+def test_what_grows_much_in_memory_is_said() -> None:
+    table = Weight("t", "IQ2_XS", (VOCAB, 256), np.zeros((VOCAB, 74), np.uint8))
+    ops = (Embed(table, 0), Head(0, Maker("F32").norm(256), table))
+    grown = mlx_backend.MlxBackend().compile(Program(ops, (256,), (), VOCAB, 256))
+    assert "there are no kernels for IQ2_XS" in grown.notices[0]
+    assert model("Q4_K").notices == []
+
+
+def test_a_table_nobody_can_read_is_refused_when_the_model_is_placed() -> None:
+    table = Weight("token_embd.weight", "I8", (VOCAB, 256), np.zeros((VOCAB, 256), np.uint8))
+    program = everything("F32")
+    embed = replace(program.ops[0], table=table)  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedWeight, match=r"token_embd\.weight has the unknown type I8"):
+        mlx_backend.MlxBackend().compile(replace(program, ops=(embed, *program.ops[1:])))
 
 
 @pytest.mark.parametrize(("type_name", "tolerance"), TOLERANCES.items())
@@ -148,6 +194,38 @@ def test_a_failing_forward_changes_no_cache() -> None:
     with pytest.raises(BackendError, match=f"token {VOCAB} is not in the vocabulary"):
         model().forward([Segment([1], caches[0]), Segment([VOCAB], caches[1])])
     assert [chat.length for chat in caches] == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[metal::malloc] Attempting to allocate 9 bytes which is greater than", OutOfDeviceMemory),
+        ("[METAL] Command buffer execution failed: Insufficient Memory", OutOfDeviceMemory),
+        ("[METAL] Command buffer execution failed: page fault", BackendError),
+    ],
+)
+def test_a_large_forward_that_fails_leaves_no_row_waiting_to_be_computed(
+    monkeypatch: pytest.MonkeyPatch, text: str, error: type[BackendError]
+) -> None:
+    """The second slot fails: of the rows of a forward nobody can afford none stays behind."""
+    chat, calls = model().new_cache(), []
+    logits_of(model(), chat, random_ids(3))
+    before = chat.export_state()
+
+    def failing(*arrays: object) -> None:
+        calls.append(arrays)
+        if len(calls) == 3:  # room for the rows, the first slot, the second
+            raise RuntimeError(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", failing)
+        with pytest.raises(error, match="40 rows") as caught:
+            logits_of(model(), chat, random_ids(40))
+    assert type(caught.value) is error
+    assert chat.length == 3
+    assert not np.array(chat.slots[1].keys)[:, 3:].any()
+    for key, array in chat.export_state().items():
+        np.testing.assert_array_equal(array, before[key])
 
 
 def test_a_context_too_long_for_the_memory_is_refused() -> None:
