@@ -19,7 +19,7 @@ from textual.signal import Signal
 from app.bench_runner import BenchRunner
 from app.bridge import EngineBridge, EngineEventArrived
 from app.clipboard import copy_with_tool
-from app.conversations import Conversations
+from app.conversations import Conversations, Turn
 from app.downloads import Download, DownloadChanged, Downloads
 from app.errors import describe, describe_info
 from app.screens.chat import ChatScreen
@@ -90,6 +90,8 @@ class ForetellApp(App[None]):
         """For screens that show downloads."""
         self.bench: BenchRunner | None = None
         """The running bench, which gets its own events first."""
+        self._told_unsaved: set[str] = set()
+        """Turns of which was said that they cannot be stored."""
         self._conversations: Conversations | None = None
         self._chat_screen: ChatScreen | None = None
 
@@ -140,12 +142,18 @@ class ForetellApp(App[None]):
         self.use_model(found)
 
     async def action_quit(self) -> None:
-        """Leave; what running answers have so far is stored first."""
+        """Leave; what running answers have so far is stored first, or it is said why not."""
+        lost: StorageError | None = None
         if self._conversations is not None:
-            self.chat_screen.save_draft()
-            self._tell_errors(self._conversations.keep_partials)
+            self.chat_screen.leave_chat()
+            turns = self._conversations.running
+            self._conversations.keep_partials()
+            lost = next((turn.problem for turn in turns if turn.problem), None)
         self.downloads.cancel_all()
-        self.exit()
+        if lost is None:
+            self.exit()
+        else:
+            self.exit(return_code=1, message=Text(f"foretell: {describe(lost).line}"))
 
     def on_unmount(self) -> None:
         """Stop what still waits for the engine, then its thread."""
@@ -171,6 +179,7 @@ class ForetellApp(App[None]):
         match event:
             case TurnStarted() | PrefillProgress() | TextDelta() | TurnFinished() | TurnFailed():
                 if turn := self.conversations.apply(event):
+                    self._tell_unsaved(turn)
                     await self.chat_screen.show_turn(turn)
             case ModelLoading() if event.name == wanted:
                 self._set_model(phase="loading", fraction=event.fraction)
@@ -187,6 +196,13 @@ class ForetellApp(App[None]):
                 for turn in self.conversations.fail_all(event.error):
                     await self.chat_screen.show_turn(turn)
                 self._notify_error(event.error)
+
+    def _tell_unsaved(self, turn: Turn) -> None:
+        """Say once, while an answer runs, that it cannot be stored; its text is kept and tried again."""
+        problem = turn.writer.problem
+        if problem is not None and turn.request_id not in self._told_unsaved:
+            self._told_unsaved.add(turn.request_id)
+            self.show_error(problem)
 
     def _on_model_loaded(self, info: ModelInfo) -> None:
         self._set_model(
@@ -268,6 +284,23 @@ class ForetellApp(App[None]):
         except (StorageError, OSError) as error:
             self.call_from_worker(self.show_error, error)
             return None
+
+    def choose_model(self, name: str) -> None:
+        """Load a model by its name, for later runs too; one that is not here is said."""
+        self._run_thread(lambda: self.call_from_worker(self._choose, name, self._find(name)))
+
+    def _choose(self, name: str, found: FoundModel | None) -> None:
+        if found is None:
+            self.notify(f"There is no model {name} here: F3 shows every model", markup=False)
+        else:
+            self.use_chosen(found, drafter=None)
+
+    def use_chosen(self, found: FoundModel, *, drafter: str | None) -> None:
+        """Load what a person chose, with the drafter they chose, and remember both."""
+        speculation = replace(self.settings.speculation, drafter_path=drafter)
+        self.settings = replace(self.settings, speculation=speculation)
+        self.use_model(found)
+        self._tell_errors(lambda: self.change_settings(replace(self.settings, model=found.name)))
 
     def get_first_model(self, *, is_announced: bool) -> None:
         """Download the model to begin with, or say that there is none: the network only if asked.
@@ -381,12 +414,8 @@ class ForetellApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Everything the palette offers: what the keys do, by name."""
         yield from super().get_system_commands(screen)
-        yield SystemCommand("Settings", "Speculation, sampling, theme (F2)", self.action_settings)
-        yield SystemCommand("Models", "Get, use and delete models (F3)", self.action_models)
-        yield SystemCommand("Bench", "Does drafting pay on this machine? (F4)", self.action_bench)
-        yield SystemCommand("Help", "What the keys do (F1)", self.action_help)
         if self._chat_screen is not None:
-            yield from self._chat_screen.palette_commands()
+            yield from self._chat_screen.commands.palette()
 
     def copy(self, text: str, what: str) -> None:
         """Copy by the terminal's escape and by a local tool."""

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.errors import EARLY_ENDS, describe_info
 from app.settings import THINK, Settings
 from app.shown import ChatEntry, Mark, ShownMessage
+from app.thinking import find_opening, split_thinking
 from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
 from engine.events import (
     EngineEvent,
     ErrorInfo,
+    FinishReason,
     PrefillProgress,
     TextDelta,
     TurnFailed,
@@ -31,6 +33,7 @@ from storage.errors import StorageError
 
 if TYPE_CHECKING:
     from storage.answers import AnswerWriter
+    from storage.chat_search import SearchHit
     from storage.chats import ChatStore, StoredMessage
 
 
@@ -47,6 +50,10 @@ class Turn:
     is_submitted: bool = False
     fraction: float = 0.0
     """Share of the prompt that was read, 0 to 1."""
+    start: str = ""
+    """What the answer begins with: an opened thought, or all it had when it went on."""
+    earlier: TurnStats = field(default_factory=TurnStats)
+    """Counters of the answer before it went on."""
     text: str = ""
     stats: TurnStats = field(default_factory=TurnStats)
     context_used: int = 0
@@ -69,6 +76,11 @@ class Turn:
     def message_id(self) -> int:
         """The answer's row in the store."""
         return self.writer.message_id
+
+    def take_whole(self, text: str) -> None:
+        """The engine's last word on what was said; nothing said changes nothing."""
+        if text:
+            self.text = self.start + text
 
     @property
     def note(self) -> str:
@@ -165,6 +177,24 @@ class Conversations:
             for number, message_id in enumerate(family, 1)
         }
 
+    def unfinished_chat(self) -> str | None:
+        """The newest chat, when a draft or an answer that broke off waits in it."""
+        latest = self.store.latest()
+        if latest is None:
+            return None
+        path = self.store.messages(latest.id)
+        is_broken_off = bool(path) and path[-1].state == "interrupted"
+        return latest.id if latest.draft or is_broken_off else None
+
+    def questions(self, chat_id: str) -> list[str]:
+        """What was asked on the shown path, oldest first. Raises: ChatGone."""
+        return [m.content for m in self.store.messages(chat_id) if m.role == "user"]
+
+    def answered_by(self, chat_id: str) -> str:
+        """Name of the model that answered last on the shown path, or empty. Raises: ChatGone."""
+        models = [m.model for m in self.store.messages(chat_id) if m.model]
+        return models[-1].rpartition(" + ")[2] if models else ""
+
     # -- what a person does ------------------------------------------------------
 
     def create(self) -> str:
@@ -193,6 +223,28 @@ class Conversations:
         if message.role == "assistant" and message.parent_id is not None:
             message = self.store.message(message.parent_id)
         return self._answer(message)
+
+    def go_on(self, message_id: int) -> Turn:
+        """Let an answer that ended early go on from its last character, as the same message."""
+        message = self.store.message(message_id)
+        assert message.parent_id is not None, "an answer follows its question"
+        writer = self.store.resume_answer(message_id, model=self._model_name)
+        question = self.store.message(message.parent_id)
+        return self._begin(question, writer, message.content, read_stats(message.stats))
+
+    def leave(self, chat_id: str) -> None:
+        """Another chat is opened: one that nobody wrote to is not kept."""
+        chat = self.store.get(chat_id)
+        is_touched = chat.num_messages or chat.draft or chat.title
+        if not is_touched and chat.system_prompt == self._settings().system_prompt:
+            self.delete(chat_id)
+
+    def show_branch(self, hit: SearchHit) -> None:
+        """Show the branch a hit is in. A running answer's branch stays. Raises: ChatGone."""
+        shown = {message.id for message in self.store.messages(hit.chat_id)}
+        wanted = hit.message_id
+        if wanted is not None and wanted not in shown and not self.turn_of(hit.chat_id):
+            self.store.select(wanted)
 
     def select_version(self, message_id: int, step: int) -> bool:
         """Show the version before or after a message; False when there is none."""
@@ -269,24 +321,26 @@ class Conversations:
             case TurnStarted():
                 turn.phase = "reading"
                 turn.dropped_messages = event.dropped_messages
+                turn.start = turn.start or find_opening(event.prompt_tail)
                 turn.fraction = event.reused_tokens / max(1, event.prompt_tokens)
             case PrefillProgress():
                 turn.fraction = event.num_done / max(1, event.num_total)
             case TextDelta():
                 turn.phase = "answering"
-                turn.text += event.text
+                fresh = event.text if turn.text else turn.start + event.text
+                turn.text += fresh
                 turn.stats, turn.context_used = event.stats, event.context_used
-                turn.writer.append(event.text)
+                turn.writer.append(fresh)
             case TurnFinished():
-                turn.text, turn.stats = event.text, event.stats
-                turn.context_used = event.context_used
+                turn.take_whole(event.text)
+                turn.stats, turn.context_used = event.stats, event.context_used
                 self._end(
                     turn,
                     "stopped" if event.finish_reason == "cancelled" else "complete",
-                    EARLY_ENDS.get(event.finish_reason, ""),
+                    event.finish_reason,
                 )
             case TurnFailed():
-                turn.text = event.text or turn.text
+                turn.take_whole(event.text)
                 turn.error = event.error
                 self._end(turn, "failed")
         return turn
@@ -294,10 +348,26 @@ class Conversations:
     # -- parts ---------------------------------------------------------------------
 
     def _answer(self, question: StoredMessage) -> Turn:
+        writer = self.store.begin_answer(
+            question.chat_id, model=self._model_name, parent_id=question.id
+        )
+        return self._begin(question, writer)
+
+    @property
+    def _model_name(self) -> str:
+        """Before a load is through, the model that was asked for is the one that will answer."""
+        return self.model or Path(self._settings().model).name.removesuffix(".gguf")
+
+    def _begin(
+        self,
+        question: StoredMessage,
+        writer: AnswerWriter,
+        start: str = "",
+        earlier: TurnStats | None = None,
+    ) -> Turn:
         settings = self._settings()
-        # Before the load is through, the model that was asked for is the one that will answer.
-        model = self.model or Path(settings.model).name.removesuffix(".gguf")
-        writer = self.store.begin_answer(question.chat_id, model=model, parent_id=question.id)
+        split = split_thinking(start)
+        has_thought = bool(split.thinking) or split.is_thinking
         command = SubmitTurn(
             request_id=uuid.uuid4().hex,
             chat_id=question.chat_id,
@@ -305,9 +375,18 @@ class Conversations:
             sampling=settings.sampling.over(self.recommended),
             attempt=writer.attempt,
             stop_on_repetition=True,
-            think=THINK[settings.think],
+            think=True if has_thought else THINK[settings.think],
+            answer_start=start,
         )
-        turn = Turn(command, writer, question.id, question.content)
+        turn = Turn(
+            command,
+            writer,
+            question.id,
+            question.content,
+            start=start,
+            earlier=earlier or TurnStats(),
+            text=start,
+        )
         self._turns[turn.request_id] = turn
         if self.model:
             turn.is_submitted = True
@@ -326,15 +405,19 @@ class Conversations:
         return head + tuple(Message(m.role, m.content) for m in reversed(path) if m.content)
 
     def _end(
-        self, turn: Turn, state: Literal["complete", "stopped", "failed"], note: str = ""
+        self,
+        turn: Turn,
+        state: Literal["complete", "stopped", "failed"],
+        reason: FinishReason | None = None,
     ) -> Turn:
         turn.phase = "ended"
         self._turns.pop(turn.request_id, None)
-        if turn.error is not None:
-            note = describe_info(turn.error).line
-        note = " · ".join(part for part in (turn.note, note) if part)
-        stats: dict[str, Any] = dataclasses.asdict(turn.stats)
-        stats |= {"context_used": turn.context_used, "note": note}
+        end = describe_info(turn.error).line if turn.error else ""
+        if reason is not None:
+            end = EARLY_ENDS.get(reason, "")
+        note = " · ".join(part for part in (turn.note, end) if part)
+        stats: dict[str, Any] = dataclasses.asdict(add_stats(turn.earlier, turn.stats))
+        stats |= {"context_used": turn.context_used, "note": note, "finish_reason": reason}
         try:
             turn.writer.finish(state, stats=stats, text=turn.text)
         except StorageError as error:
@@ -354,7 +437,21 @@ def _shown(message: StoredMessage, version: tuple[int, int]) -> ShownMessage:
         stats=read_stats(message.stats) if message.stats else None,
         version=version[0],
         num_versions=version[1],
+        can_go_on=_ended_early(message),
     )
+
+
+def _ended_early(message: StoredMessage) -> bool:
+    is_cut = message.stats.get("finish_reason") in EARLY_ENDS
+    is_broken = message.state in ("stopped", "interrupted", "failed")
+    return message.role == "assistant" and bool(message.content) and (is_cut or is_broken)
+
+
+def add_stats(earlier: TurnStats, later: TurnStats) -> TurnStats:
+    """Counters of an answer that went on: what was emitted in both parts, the rest of the last."""
+    summed = ("completion_tokens", "decode_ms", "draft_n", "draft_n_accepted")
+    sums = {name: getattr(earlier, name) + getattr(later, name) for name in summed}
+    return dataclasses.replace(later, **sums)
 
 
 def read_stats(stored: Mapping[str, Any]) -> TurnStats:

@@ -15,6 +15,10 @@ EARLY_ENDS: Mapping[FinishReason, str] = {
 """Why an answer ended before the model ended it."""
 
 
+class Refused(Exception):
+    """What a person asked for cannot be done; the message is the one line that says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """An error in three parts; all of them are plain text, never markup."""

@@ -145,5 +145,7 @@ class Services:
     models: ModelLibrary
     start_engine: Callable[[Callable[[EngineEvent], None]], EngineHandle]
     """Imports and starts the engine; called on a worker thread after the first paint."""
+    editor: str = ""
+    """The person's own editor, a command line; empty: none is set."""
     chat_id: str | None = None
     """The chat to open first; None opens an empty one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ MAX_BUDGET_MB = 1 << 24
 
 OLLAMA_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
 """Source: Ollama's Linux installer, which runs it as a service with this home."""
+
+_PLATFORM_EDITOR = "notepad" if sys.platform == "win32" else ""
 
 # In this order: the program's own word about being offline comes last, and wins.
 _ENVIRONMENT: Mapping[str, str] = {
@@ -143,6 +146,8 @@ class Environment:
     hf_cache: Path
     ollama_models: tuple[Path, ...]
     lm_studio_models: Path
+    editor: str
+    """VISUAL, else EDITOR: a command line; empty where none is set."""
     peer_python: str | None = None
     """FORETELL_PEER_PYTHON: the Python that has llama-cpp-python, for `bench peers`."""
 
@@ -164,6 +169,7 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
             else (user / ".ollama" / "models", OLLAMA_SERVICE_MODELS)
         ),
         lm_studio_models=user / ".lmstudio" / "models",
+        editor=env.get("VISUAL") or env.get("EDITOR") or _PLATFORM_EDITOR,
         peer_python=env.get("FORETELL_PEER_PYTHON") or None,
     )
 

@@ -114,5 +114,6 @@ class Wiring:
             open_chats=self.open_chats,
             models=self.library,
             start_engine=lambda on_event: self.start_engine(settings, on_event),
+            editor=self.environment.editor,
             chat_id=chat_id,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from textual import events, on, work
-from textual.app import ComposeResult, SystemCommand
+from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
@@ -16,14 +16,26 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from app.conversations import Conversations, Turn
-from app.screens.dialogs import ConfirmDialog, EditDialog, TextDialog
-from app.screens.hints import IDLE_HINTS, RUNNING_HINTS, fit_hints, warn_too_long, with_turn
+from app.editor import edit_in_terminal
+from app.errors import Refused
+from app.screens.chat_commands import ChatCommands
+from app.screens.dialogs import TextView
+from app.screens.hints import (
+    CONTINUE_HINT,
+    IDLE_HINTS,
+    RUNNING_HINTS,
+    describe_other_model,
+    fit_hints,
+    warn_too_long,
+    with_turn,
+)
+from app.screens.message_actions import MessageActions
 from app.screens.welcome import describe_empty_chat
-from app.shown import ShownMessage
+from app.slash import SlashCommand, parse_slash, unescape
 from app.widgets.chat_list import ChatList
 from app.widgets.markdown import CopyCode
-from app.widgets.message import MessageView, find_code_blocks
-from app.widgets.prompt import PromptInput
+from app.widgets.message import MessageView
+from app.widgets.prompt import Draft, PromptInput
 from app.widgets.status_bar import StatusBar
 from app.widgets.transcript import Transcript
 from storage.errors import ChatGone, StorageError
@@ -51,6 +63,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+f", "search", "Search", id="chat.search", priority=True),
         Binding("ctrl+b,f6", "toggle_chats", "Chats", id="chat.list", priority=True),
         Binding("ctrl+o", "copy_answer", "Copy answer", id="chat.copy", priority=True),
+        Binding("ctrl+g", "edit_prompt", "Editor", id="chat.editor", priority=True),
         Binding("ctrl+up", "focus_message(-1)", "Messages", id="chat.up", priority=True),
         Binding("ctrl+down", "focus_message(1)", show=False, id="chat.down", priority=True),
         Binding("pageup", "scroll(-1)", show=False, id="chat.page_up", priority=True),
@@ -66,6 +79,12 @@ class ChatScreen(Screen[None]):
         """The newest turn of the open chat in this run, for the numbers in the status bar."""
         self._retry_question_id: int | None = None
         """A question that failed and stands in the prompt again."""
+        self._saved_draft = ""
+        """What the store has as the open chat's draft."""
+        self._answered_by = ""
+        """The model that answered last in the open chat, until the chat is gone on with."""
+        self._commands = ChatCommands(self)
+        self._actions = MessageActions(self)
         self._shown_hints = ""
         self._is_ready = False
         """Whether there are widgets to show something in."""
@@ -90,6 +109,17 @@ class ChatScreen(Screen[None]):
         """The prompt."""
         return self.query_one(PromptInput)
 
+    @property
+    def other_model(self) -> str:
+        """The model this chat was answered by, when it is not the loaded one; else empty."""
+        is_other = self._answered_by not in ("", self.foretell.model.name)
+        return self._answered_by if is_other else ""
+
+    @property
+    def commands(self) -> ChatCommands:
+        """What can be done here by name."""
+        return self._commands
+
     def compose(self) -> ComposeResult:
         """Chats on the left, the conversation on the right, the status below."""
         with Horizontal(id="chat-body"):
@@ -103,8 +133,9 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         """Open the chat that was asked for, or the one a crash left unfinished."""
         self._is_ready = True
+        self.prompt.commands = self._commands.names
         self.set_interval(FLUSH_S, self.conversations.store.flush)
-        await self.open_chat(self.chat_id or self._unfinished_chat())
+        await self.open_chat(self.chat_id or self.conversations.unfinished_chat())
         self.prompt.area.focus()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -113,42 +144,45 @@ class ChatScreen(Screen[None]):
         self.set_class(event.size.height < SHORT_ROWS, "short")
         self.show_status()
 
-    def _unfinished_chat(self) -> str | None:
-        latest = self.conversations.store.latest()
-        if latest is None:
-            return None
-        if latest.draft:
-            return latest.id
-        path = self.conversations.store.messages(latest.id)
-        return latest.id if path and path[-1].state == "interrupted" else None
-
     # -- showing -------------------------------------------------------------------
 
     async def open_chat(self, chat_id: str | None) -> None:
         """Show a chat, a running answer included; None shows an empty one."""
-        self.save_draft()
+        self.leave_chat()
         self._retry_question_id = None
-        draft = ""
-        with self._told():
+        draft = answered_by = ""
+        with self.told():
             if chat_id is not None:
                 wanted, chat_id = chat_id, None  # an empty chat when it is gone
                 draft = self.conversations.store.get(wanted).draft
+                answered_by = self.conversations.answered_by(wanted)
                 chat_id = wanted
         self.chat_id = chat_id
+        self._saved_draft, self._answered_by = draft, answered_by
         self._last_turn = self.conversations.turn_of(chat_id)
-        await self._show_messages()
+        await self.show_messages()
         with self.prompt.prevent(PromptInput.Changed):
             self.prompt.text = draft
         self.remove_class("show-chats")
         self.show_status()
 
-    async def _show_messages(self) -> None:
+    def leave_chat(self) -> None:
+        """Store what is typed; a chat nobody wrote to is not kept."""
+        self.save_draft()
+        left, self.chat_id = self.chat_id, None
+        if left is not None:
+            with self.told(), suppress(ChatGone):
+                self.conversations.leave(left)
+
+    async def show_messages(self) -> None:
+        """Show the open chat's messages as the store has them."""
         shown = self.conversations.shown(self.chat_id) if self.chat_id else []
         await self.transcript.show(shown, describe_empty_chat(self.foretell))
-        await self._resync()
+        await self.resync()
         self.show_chats()
 
-    async def _resync(self) -> None:
+    async def resync(self) -> None:
+        """Bring the messages that are on the screen up to date."""
         if self.chat_id is not None:
             await self.transcript.resync(self.conversations.shown(self.chat_id))
 
@@ -182,8 +216,17 @@ class ChatScreen(Screen[None]):
     def _hints(self, context_len: int) -> str:
         if warning := warn_too_long(self.prompt.text, context_len):
             return warning
-        is_running = self.conversations.turn_of(self.chat_id) is not None
-        return fit_hints(RUNNING_HINTS if is_running else IDLE_HINTS, self.size.width - 2)
+        width = self.size.width - 2
+        if commands := self._commands.hint(self.prompt.area.text):
+            return fit_hints(commands, width)
+        if self.other_model and not self.prompt.text:
+            other, loaded = self.other_model, self.foretell.model.name
+            return fit_hints(describe_other_model(other, loaded), width)
+        if self.conversations.turn_of(self.chat_id) is not None:
+            return fit_hints(RUNNING_HINTS, width)
+        views = self.transcript.views
+        can_go_on = bool(views) and views[-1].shown.can_go_on
+        return fit_hints((CONTINUE_HINT, *IDLE_HINTS) if can_go_on else IDLE_HINTS, width)
 
     async def show_turn(self, turn: Turn) -> None:
         """A turn moved on: stream its text, or finish it, when its chat is open."""
@@ -210,7 +253,7 @@ class ChatScreen(Screen[None]):
         try:
             shown = self.conversations.shown_message(turn.message_id)
         except ChatGone:
-            await self._show_messages()  # an attempt without a character is dropped
+            await self.show_messages()  # an attempt without a character is dropped
             return
         if shown is not None:
             await self.transcript.finish(shown)
@@ -223,22 +266,36 @@ class ChatScreen(Screen[None]):
     @on(PromptInput.Submitted)
     async def _submit(self, event: PromptInput.Submitted) -> None:
         event.stop()
-        if self.conversations.turn_of(self.chat_id):
-            self.notify("The answer is still running: Esc stops it", markup=False)
-            return
+        draft = event.draft
+        if command := parse_slash(draft.typed):
+            await self._run_typed(command, draft)
+        elif self.is_busy():
+            self.prompt.put_back(draft)
+        else:
+            await self._send(draft)
+
+    async def _run_typed(self, command: SlashCommand, draft: Draft) -> None:
+        """Carry out a command; one that cannot be is text again."""
+        self.prompt.put_back(replace(draft, typed=""))
+        try:
+            await self._commands.run(command.name, command.argument)
+        except Refused as error:
+            self._commands.tell(error)
+            self.prompt.put_back(Draft(typed=draft.typed))
+
+    async def _send(self, draft: Draft) -> None:
         was_empty = not self.transcript.views
         try:
-            await self._ask(event.text)
+            await self._ask(replace(draft, typed=unescape(draft.typed)).text)
         except StorageError as error:
-            self.foretell.show_error(error)  # the prompt keeps its text
+            self.foretell.show_error(error)
+            self.prompt.put_back(draft)
             return
-        self.prompt.clear()
         if self.foretell.model.phase == "no model":
             self.foretell.get_first_model(is_announced=was_empty)
 
     async def _ask(self, text: str) -> None:
-        if self.chat_id is None:
-            self.chat_id = self.conversations.create()
+        chat_id = self.make_chat()
         retry = self._retry_question_id
         if retry is not None:
             same = self.conversations.store.message(retry).content == text
@@ -247,18 +304,27 @@ class ChatScreen(Screen[None]):
                 if same
                 else self.conversations.edit(retry, text)
             )
-            await self._show_messages()
+            await self.show_messages()
         else:
-            turn = self.conversations.ask(self.chat_id, text)
-            shown = self.conversations.shown(self.chat_id)
+            turn = self.conversations.ask(chat_id, text)
+            self._saved_draft = ""  # a question clears it
+            shown = self.conversations.shown(chat_id)
             for message in shown[-2:]:
                 if not self.transcript.find(message.message_id):
                     await self.transcript.add(message)
-            await self._resync()
-        self._follow(turn)
+            await self.resync()
+        self.follow(turn)
 
-    def _follow(self, turn: Turn) -> None:
+    def make_chat(self) -> str:
+        """The open chat, with a row of its own from now on."""
+        if self.chat_id is None:
+            self.chat_id = self.conversations.create()
+        return self.chat_id
+
+    def follow(self, turn: Turn) -> None:
+        """An answer of the open chat was begun."""
         self._last_turn = turn
+        self._answered_by = ""
         self._retry_question_id = None  # answered anew by another key: the next text is a new one
         self.show_chats()
         self.show_status()
@@ -281,9 +347,26 @@ class ChatScreen(Screen[None]):
     @on(PromptInput.RecallRequested)
     def _recall(self, event: PromptInput.RecallRequested) -> None:
         event.stop()
-        questions = [v.shown.text for v in self.transcript.views if v.shown.role == "user"]
-        if questions:
-            self.prompt.text = questions[-1]
+        if self.chat_id is not None:
+            with self.told():
+                self.prompt.recall(self.conversations.questions(self.chat_id), event.step)
+
+    @on(PromptInput.LookRequested)
+    def _look(self, event: PromptInput.LookRequested) -> None:
+        event.stop()
+        texts = [attachment.text for attachment in self.prompt.attachments]
+        self.app.push_screen(TextView("What is attached", "\n\n".join(texts)))
+
+    def action_edit_prompt(self) -> None:
+        """Write the message, attachments included, in the person's own editor."""
+        before = self.prompt.text
+        try:
+            after = edit_in_terminal(self.app, self.foretell.services.editor, before)
+        except Refused as error:
+            self._commands.tell(error)
+            return
+        if after != before:
+            self.prompt.text = after
 
     # -- drafts ------------------------------------------------------------------------
 
@@ -297,100 +380,53 @@ class ChatScreen(Screen[None]):
     def save_draft(self) -> None:
         """Store what is typed; an empty chat gets its row with the first draft."""
         timer, self._draft_timer = self._draft_timer, None
-        if timer is None:
-            return
-        timer.stop()
+        if timer is not None:
+            timer.stop()
         text = self.prompt.text
-        try:
-            if self.chat_id is None and text:
-                self.chat_id = self.conversations.create()
+        if text == self._saved_draft:
+            return
+        with self.told():
+            is_new = self.chat_id is None
+            self.conversations.store.save_draft(self.make_chat(), text)
+            self._saved_draft = text
+            if is_new:
                 self.show_chats()
-            if self.chat_id is not None:
-                self.conversations.store.save_draft(self.chat_id, text)
-        except StorageError as error:
-            self.foretell.show_error(error)
 
     # -- messages ----------------------------------------------------------------------
 
     @on(MessageView.Wish)
     async def _wish(self, event: MessageView.Wish) -> None:
         event.stop()
-        with self._told():
-            await self._fulfil(event)
+        with self.told():
+            await self._actions.fulfil(event)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def told(self) -> Iterator[None]:
         """An error of the store becomes a line on the screen: a chat deleted in another window."""
         try:
             yield
         except StorageError as error:
             self.foretell.show_error(error)
 
-    async def _fulfil(self, event: MessageView.Wish) -> None:
-        shown = event.view.shown
-        match event.what:
-            case "copy":
-                self.foretell.copy(shown.text, "the message")
-            case "copy_code":
-                self._copy_code(shown)
-            case "edit":
-                self._edit(shown)
-            case "regenerate":
-                await self._regenerate(shown.message_id)
-            case "previous" | "next":
-                await self._select_version(shown, -1 if event.what == "previous" else 1)
-
     @on(CopyCode.Pressed)
     def _copy_block(self, event: CopyCode.Pressed) -> None:
         event.stop()
         self.foretell.copy(event.code, "the code")
 
-    def _copy_code(self, shown: ShownMessage) -> None:
-        if blocks := find_code_blocks(shown.text):
-            self.foretell.copy("\n\n".join(blocks), f"{len(blocks)} code block(s)")
-        else:
-            self.notify("This message has no code block", markup=False)
-
-    @work
-    async def _edit(self, shown: ShownMessage) -> None:
-        """Ask for the new text; the old question and its answers stay as another version."""
-        if shown.role != "user":
-            self.notify("Only your own messages can be edited", markup=False)
-            return
-        if self._is_busy():
-            return
-        question = "Edit and ask again. The old message and its answers stay: ← → switches."
-        text = await self.app.push_screen_wait(EditDialog(question, shown.text))
-        if text is None or text == shown.text:
-            return
-        with self._told():
-            turn = self.conversations.edit(shown.message_id, text)
-            await self._show_messages()
-            self._follow(turn)
-
     async def action_regenerate(self) -> None:
         """Answer the last question again; the old answer stays as another version."""
         if views := self.transcript.views:
-            await self._regenerate(views[-1].shown.message_id)
+            with self.told():
+                await self._actions.regenerate(views[-1].shown.message_id)
 
-    async def _regenerate(self, message_id: int) -> None:
-        if self._is_busy():
-            return
-        with self._told():
-            turn = self.conversations.regenerate(message_id)
-            await self._show_messages()
-            self._follow(turn)
-
-    async def _select_version(self, shown: ShownMessage, step: int) -> None:
-        if self._is_busy() or not self.conversations.select_version(shown.message_id, step):
-            return
-        ids = [view.shown.message_id for view in self.transcript.views]
-        at = ids.index(shown.message_id)
-        await self._show_messages()
+    async def action_go_on(self) -> None:
+        """Let the newest answer go on when it ended before its end."""
         if views := self.transcript.views:
-            views[min(at, len(views) - 1)].focus()
+            with self.told():
+                await self._actions.go_on(views[-1].shown)
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether an answer runs here, which is said."""
         if self.conversations.turn_of(self.chat_id):
             self.notify("The answer is still running: Esc stops it", markup=False)
             return True
@@ -398,10 +434,7 @@ class ChatScreen(Screen[None]):
 
     def action_copy_answer(self) -> None:
         """Copy the newest answer."""
-        for view in reversed(self.transcript.views):
-            if view.shown.role == "assistant" and view.shown.text:
-                self.foretell.copy(view.shown.text, "the answer")
-                return
+        self._actions.copy_newest_answer()
 
     def action_focus_message(self, step: int) -> None:
         """Walk through the messages; below the last one is the prompt."""
@@ -429,33 +462,9 @@ class ChatScreen(Screen[None]):
     def _chat_wish(self, event: ChatList.Wish) -> None:
         event.stop()
         if event.what == "delete":
-            self._delete(event.chat_id)
+            self._commands.delete(event.chat_id)
         else:
-            self._rename(event.chat_id)
-
-    @work
-    async def _delete(self, chat_id: str) -> None:
-        with self._told():
-            title = self.conversations.store.get(chat_id).title or "this chat"
-            question = f"Delete “{title}” with all its messages? This cannot be undone."
-            if await self.app.push_screen_wait(ConfirmDialog(question, "Delete", "Keep")):
-                self.conversations.delete(chat_id)
-        if chat_id == self.chat_id and chat_id not in self._chat_ids():
-            self.chat_id = None
-            await self.open_chat(None)
-        self.show_chats()
-
-    def _chat_ids(self) -> set[str]:
-        return {chat.id for chat in self.conversations.store.list_chats()}
-
-    @work
-    async def _rename(self, chat_id: str) -> None:
-        with self._told():
-            title = self.conversations.store.get(chat_id).title
-            new = await self.app.push_screen_wait(TextDialog("Rename the chat", title))
-            if new is not None:
-                self.conversations.store.rename(chat_id, new)
-        self.show_chats()
+            self._commands.rename(event.chat_id)
 
     def action_toggle_chats(self) -> None:
         """Show or hide the list of chats; on a narrow screen it takes the transcript's place."""
@@ -469,26 +478,14 @@ class ChatScreen(Screen[None]):
         """Find a chat by its title or by what was said in it."""
         from app.screens.search import SearchScreen
 
-        chat_id = await self.app.push_screen_wait(SearchScreen(self.conversations.store))
-        if chat_id is not None:
-            await self.open_chat(chat_id)
+        choice = await self.app.push_screen_wait(SearchScreen(self.conversations.store))
+        if choice is not None:
+            with self.told():
+                self.conversations.show_branch(choice)
+            await self.open_chat(choice.chat_id)
+            if choice.message_id is not None:
+                await self.transcript.reveal(choice.message_id)
 
     def action_toggle_speculation(self) -> None:
         """Switch speculation, also for the answer that runs."""
         self.foretell.action_toggle_speculation()
-
-    def palette_commands(self) -> Iterable[SystemCommand]:
-        """What the command palette can do here."""
-        yield SystemCommand("New chat", "Start an empty chat (Ctrl+N)", self.action_new)
-        yield SystemCommand("Search chats", "Find by title or text (Ctrl+F)", self.action_search)
-        yield SystemCommand("Answer anew", "Another attempt (Ctrl+R)", self.action_regenerate)
-        yield SystemCommand("Stop", "Stop the answer (Esc)", self.action_stop)
-        yield SystemCommand("Copy answer", "The newest one (Ctrl+O)", self.action_copy_answer)
-        yield SystemCommand(
-            "Speculation on or off", "At the next step (Ctrl+T)", self.action_toggle_speculation
-        )
-        yield SystemCommand("Chats", "Show or hide the list (Ctrl+B)", self.action_toggle_chats)
-        if self.chat_id is not None:
-            chat_id = self.chat_id
-            yield SystemCommand("Rename chat", "Another title", lambda: self._rename(chat_id))
-            yield SystemCommand("Delete chat", "After a question", lambda: self._delete(chat_id))

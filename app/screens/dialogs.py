@@ -8,7 +8,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Static, TextArea
+from textual.widgets import Button, Input, Log, Static, TextArea
 
 
 class ConfirmDialog(ModalScreen[bool]):
@@ -62,17 +62,21 @@ class TextDialog(ModalScreen[str | None]):
 
 
 class EditDialog(ModalScreen[str | None]):
-    """Edits a longer text. None means: leave it as it is."""
+    """Edits a longer text. None means: leave it as it is; so does an empty one, unless it may be."""
 
     BINDINGS = [
         Binding("escape", "dismiss(None)", "Cancel", id="dialog.cancel"),
         Binding("ctrl+s,f10", "save", "Send", id="dialog.save", priority=True),
     ]
 
-    def __init__(self, question: str, text: str) -> None:
+    def __init__(
+        self, question: str, text: str, *, verb: str = "Send", may_be_empty: bool = False
+    ) -> None:
         super().__init__()
         self._question = question
         self._text = text
+        self._verb = verb
+        self._may_be_empty = may_be_empty
 
     def compose(self) -> ComposeResult:
         """The question, the text, and two buttons."""
@@ -81,7 +85,7 @@ class EditDialog(ModalScreen[str | None]):
             yield TextArea(self._text, id="dialog-text", compact=True, highlight_cursor_line=False)
             with Horizontal(classes="dialog-buttons"):
                 yield Button("Cancel", id="no")
-                yield Button("Send (F10)", id="yes", variant="primary")
+                yield Button(f"{self._verb} (F10)", id="yes", variant="primary")
 
     def on_mount(self) -> None:
         """Start at the end of the text."""
@@ -90,9 +94,9 @@ class EditDialog(ModalScreen[str | None]):
         area.focus()
 
     def action_save(self) -> None:
-        """Take the text, its indentation too; an empty one means: leave it."""
+        """Take the text, its indentation too."""
         text = self.query_one(TextArea).text.strip("\n")
-        self.dismiss(text if text.strip() else None)
+        self.dismiss(text if text.strip() else "" if self._may_be_empty else None)
 
     @on(Button.Pressed)
     def _answer(self, event: Button.Pressed) -> None:
@@ -100,3 +104,24 @@ class EditDialog(ModalScreen[str | None]):
             self.action_save()
         else:
             self.dismiss(None)
+
+
+class TextView(ModalScreen[None]):
+    """Shows a longer text, a big one at once."""
+
+    BINDINGS = [Binding("escape,q,enter", "dismiss(None)", "Close", id="dialog.close")]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The title over the text."""
+        with Vertical(classes="dialog wide"):
+            yield Static(self._title, markup=False, classes="dialog-question")
+            yield Log(id="text-view", auto_scroll=False)
+
+    def on_mount(self) -> None:
+        """Write the lines: a field for editing takes seconds for 20,000 of them."""
+        self.query_one(Log).write_lines(self._text.split("\n"))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+if TYPE_CHECKING:
+    from app.app import ForetellApp
+
 HELP = """\
 Writing
   Enter          send
   Ctrl+J         new line (Shift+Enter too, where the terminal reports it)
-  Up             in an empty field: your last message again
-  Backspace      in an empty field: drop an attached paste
+  Up Down        in the first or last line: your earlier messages,
+                 and back to what you were writing
+  Backspace      in an empty field: drop what is attached
+  Ctrl+G         write in your own editor ($VISUAL or $EDITOR)
+  Tab            behind /: complete a command
   Esc            stop the answer; what has come is kept
 
 Answers
@@ -23,7 +31,8 @@ Answers
   PgUp PgDn      scroll
   Ctrl+Up Down   walk through the messages. On a message:
                  C copy     Y copy code     E edit and ask again
-                 R anew     T thinking      ← → other versions
+                 R anew     G go on         T thinking
+                 ← → other versions
 
 Chats and pages
   Ctrl+N         new chat
@@ -42,7 +51,9 @@ The status line
                  holding: it does.  parked: not at the moment
 
 Text selected with the mouse is copied with Ctrl+C. Hold Shift to
-select the terminal's own way.
+select the terminal's own way. A click on what is attached shows it.
+
+Commands, typed in place of a message (//text sends /text)
 """
 
 
@@ -54,4 +65,5 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """The text, scrollable."""
         with VerticalScroll(classes="dialog wide"):
-            yield Static(HELP, markup=False, id="help-text")
+            commands = cast("ForetellApp", self.app).chat_screen.commands.describe()
+            yield Static(HELP + commands, markup=False, id="help-text")

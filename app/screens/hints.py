@@ -20,8 +20,10 @@ IDLE_HINTS = (
     "F2 settings",
     "F3 models",
     "F4 bench",
+    "/help",
 )
 """The most useful first: what does not fit is left out."""
+CONTINUE_HINT = "/continue goes on with the answer"
 
 BYTES_PER_TOKEN = 3
 """A cautious guess for any text (English has about 4, code 3): only the engine knows, and asking it
@@ -34,6 +36,11 @@ def warn_too_long(text: str, context_len: int) -> str:
     if not context_len or num_tokens < context_len:
         return ""
     return f"Too long? About {num_tokens:,} tokens, and the context holds {context_len:,}"
+
+
+def describe_other_model(other: str, loaded: str) -> tuple[str, ...]:
+    """For a chat that another model answered until now."""
+    return (f"Answered by {other}; {loaded} is loaded", f"/model {other} changes that")
 
 
 def fit_hints(hints: Sequence[str], width: int) -> str:

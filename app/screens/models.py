@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len, set_cell_size
@@ -18,7 +18,6 @@ from textual.widgets.option_list import Option
 from app.downloads import Download
 from app.screens.dialogs import ConfirmDialog
 from app.services import CatalogModel, DrafterChoice, FoundModel, InstalledModel
-from app.settings import SettingsError
 from app.sizes import format_bytes, format_progress
 from storage.errors import StorageError
 
@@ -262,14 +261,7 @@ class ModelsScreen(Screen[None]):
         self.show_lines(self._lines)
 
     def _use(self, model: InstalledModel, drafter: str | None) -> None:
-        app = self.foretell
-        speculation = replace(app.settings.speculation, drafter_path=drafter)
-        app.settings = replace(app.settings, speculation=speculation)
-        app.use_model(FoundModel(model.name, model.path))
-        try:
-            app.change_settings(replace(app.settings, model=model.name))
-        except SettingsError as error:
-            app.show_error(error)
+        self.foretell.use_chosen(FoundModel(model.name, model.path), drafter=drafter)
         self.dismiss(None)
 
     def action_cancel(self) -> None:

@@ -11,14 +11,15 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
-from textual.widgets.option_list import Option
+
+from storage.chat_search import SearchHit
 
 if TYPE_CHECKING:
     from storage.chats import ChatStore
 
 
-class SearchScreen(ModalScreen[str | None]):
-    """Type, choose, Enter: the id of the chosen chat, or None."""
+class SearchScreen(ModalScreen["SearchHit | None"]):
+    """Type, choose, Enter: the chosen hit, or None."""
 
     BINDINGS = [
         Binding("escape", "dismiss(None)", "Close", id="search.close"),
@@ -28,6 +29,8 @@ class SearchScreen(ModalScreen[str | None]):
     def __init__(self, store: ChatStore) -> None:
         super().__init__()
         self._store = store
+        self._hits: list[SearchHit] = []
+        """What the list shows."""
 
     def compose(self) -> ComposeResult:
         """The words, and what they find."""
@@ -45,19 +48,14 @@ class SearchScreen(ModalScreen[str | None]):
         self._find(event.value.strip())
 
     def _find(self, text: str) -> None:
-        found = self._store.search(text) if text else []
-        titles = {chat.id: chat.title or "New chat" for chat in self._store.list_chats()}
-        options = [
-            Option(
-                _describe(titles.get(hit.chat_id, ""), hit.snippet), id=f"{number}-{hit.chat_id}"
-            )
-            for number, hit in enumerate(found)
-        ]
-        if not text:
-            options = [Option(_describe(t, ""), id=f"0-{i}") for i, t in titles.items()]
+        if text:
+            self._hits = self._store.search(text)
+        else:
+            chats = self._store.list_chats()
+            self._hits = [SearchHit(chat.id, chat.title, None, "", 0) for chat in chats]
         results = self.query_one(OptionList)
-        results.set_options(options)
-        results.highlighted = 0 if options else None
+        results.set_options(_describe(hit.title or "New chat", hit.snippet) for hit in self._hits)
+        results.highlighted = 0 if self._hits else None
 
     def action_into_results(self) -> None:
         """Go from the input into the list."""
@@ -71,7 +69,7 @@ class SearchScreen(ModalScreen[str | None]):
 
     @on(OptionList.OptionSelected)
     def _chosen(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss((event.option.id or "").partition("-")[2] or None)
+        self.dismiss(self._hits[event.option_index])
 
 
 def _describe(title: str, excerpt: str) -> Content:

@@ -21,6 +21,8 @@ from app.thinking import SplitAnswer, split_thinking
 from app.widgets.answer import AnswerView
 from engine.events import TurnStats
 
+Wanted = Literal["copy", "copy_code", "edit", "regenerate", "go_on", "previous", "next"]
+
 PLAIN_TEXT_CHARS = 60_000
 """Longer answers are opened as plain text: Markdown makes a widget of every block, and a message
 of 100,000 characters then holds the screen for seconds."""
@@ -81,6 +83,7 @@ class MessageView(Vertical, can_focus=True):
         Binding("y", "wish('copy_code')", "Copy code", id="message.copy_code"),
         Binding("e", "wish('edit')", "Edit", id="message.edit"),
         Binding("r", "wish('regenerate')", "Answer anew", id="message.regenerate"),
+        Binding("g", "wish('go_on')", "Go on", id="message.go_on"),
         Binding("left", "wish('previous')", "Other version", id="message.previous"),
         Binding("right", "wish('next')", "Next version", id="message.next", show=False),
         Binding("t", "fold", "Thinking", id="message.thinking"),
@@ -91,7 +94,7 @@ class MessageView(Vertical, can_focus=True):
         """Something is to be done with a message."""
 
         view: MessageView
-        what: Literal["copy", "copy_code", "edit", "regenerate", "previous", "next"]
+        what: Wanted
 
     def __init__(self, shown: ShownMessage) -> None:
         super().__init__(classes=shown.role)
@@ -172,7 +175,7 @@ class MessageView(Vertical, can_focus=True):
         if self._is_ready:
             self._show_meta()
 
-    def action_wish(self, what: Literal["copy", "copy_code", "edit", "regenerate"]) -> None:
+    def action_wish(self, what: Wanted) -> None:
         """Ask the screen to do something with this message."""
         self.post_message(self.Wish(self, what))
 

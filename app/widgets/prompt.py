@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -19,6 +21,28 @@ BIG_PASTE_CHARS = 8_000
 0.17 s for each key after it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A longer text beside what is typed: a paste or a file."""
+
+    text: str
+    name: str = ""
+    """The file's; empty for a paste."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message as it is written."""
+
+    attachments: tuple[Attachment, ...] = ()
+    typed: str = ""
+
+    @property
+    def text(self) -> str:
+        """Everything that would be sent: attachments, then what is typed."""
+        return "\n\n".join((*(a.text for a in self.attachments), self.typed)).strip("\n")
+
+
 class PromptArea(TextArea):
     """The text field itself: Enter sends, Ctrl+J breaks the line."""
 
@@ -27,15 +51,24 @@ class PromptArea(TextArea):
         Binding("ctrl+j", "newline", "New line", id="prompt.newline", priority=True),
         Binding("shift+enter", "newline", "New line", id="prompt.newline_shift", show=False),
         Binding("alt+enter", "newline", "New line", id="prompt.newline_alt", show=False),
+        Binding("tab", "complete", "Complete a command", id="prompt.complete", show=False),
     ]
 
     @dataclass
     class SendPressed(Message):
-        """Enter was pressed."""
+        """Enter was pressed; what was typed until then is taken out of the field."""
+
+        typed: str
 
     @dataclass
     class RecallPressed(Message):
-        """Up was pressed in an empty field."""
+        """Up was pressed in the first line, or Down in the last."""
+
+        step: int
+
+    @dataclass
+    class CompletePressed(Message):
+        """Tab was pressed behind the beginning of a command."""
 
     @dataclass
     class BigPasted(Message):
@@ -48,19 +81,38 @@ class PromptArea(TextArea):
         """Backspace was pressed in an empty field."""
 
     def action_send(self) -> None:
-        """Ask the owner to send."""
-        self.post_message(self.SendPressed())
+        """Ask the owner to send. State: empty at once, so that the next key belongs to the next
+        message.
+        """
+        typed = self.text
+        if typed.strip():
+            self.text = ""
+        self.post_message(self.SendPressed(typed))
+
+    def action_complete(self) -> None:
+        """Complete a command; anywhere else go to the next widget."""
+        if self.text.startswith("/") and not any(char.isspace() for char in self.text):
+            self.post_message(self.CompletePressed())
+        else:
+            self.screen.focus_next()
 
     def action_newline(self) -> None:
         """Break the line at the cursor."""
         self._replace_via_keyboard("\n", *self.selection)
 
     def action_cursor_up(self, select: bool = False) -> None:
-        """Move up; in an empty field recall the last prompt."""
-        if not self.text and not select:
-            self.post_message(self.RecallPressed())
+        """Move up; from the first line to the question before."""
+        if self.navigator.is_first_wrapped_line(self.selection.end) and not select:
+            self.post_message(self.RecallPressed(-1))
         else:
             super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        """Move down; from the last line to the question after."""
+        if self.navigator.is_last_wrapped_line(self.selection.end) and not select:
+            self.post_message(self.RecallPressed(1))
+        else:
+            super().action_cursor_down(select)
 
     def action_delete_left(self) -> None:
         """Delete to the left; in an empty field drop the last attachment."""
@@ -82,13 +134,13 @@ class PromptArea(TextArea):
 class PromptInput(Vertical):
     """The field with its attachment chips."""
 
-    attachments: reactive[tuple[str, ...]] = reactive((), init=False)
+    attachments: reactive[tuple[Attachment, ...]] = reactive((), init=False)
 
     @dataclass
     class Submitted(Message):
-        """A prompt is to be sent; the owner calls `clear` when it was taken."""
+        """A prompt is to be sent; the owner calls `put_back` when it was not."""
 
-        text: str
+        draft: Draft
 
     @dataclass
     class EmptySent(Message):
@@ -102,7 +154,22 @@ class PromptInput(Vertical):
 
     @dataclass
     class RecallRequested(Message):
-        """The person wants the last prompt back."""
+        """The person wants an earlier prompt (-1) or a later one (1); the owner calls `recall`."""
+
+        step: int
+
+    @dataclass
+    class LookRequested(Message):
+        """The person wants to see what is attached."""
+
+    def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self.commands: Sequence[str] = ()
+        """Names Tab completes behind a slash."""
+        self._recalled: int | None = None
+        """Which earlier prompt is shown, or None for the draft."""
+        self._kept = Draft()
+        """The draft while an earlier prompt is shown."""
 
     def compose(self) -> ComposeResult:
         """Chips above the field."""
@@ -124,23 +191,56 @@ class PromptInput(Vertical):
         return self.query_one(PromptArea)
 
     @property
+    def draft(self) -> Draft:
+        """What is written."""
+        return Draft(self.attachments, self.area.text)
+
+    @draft.setter
+    def draft(self, draft: Draft) -> None:
+        self.attachments = draft.attachments
+        self.area.text = draft.typed
+        self.area.move_cursor(self.area.document.end)
+
+    @property
     def text(self) -> str:
-        """Everything that would be sent: attachments, then what is typed."""
-        return "\n\n".join((*self.attachments, self.area.text)).strip("\n")
+        """Everything that would be sent."""
+        return self.draft.text
 
     @text.setter
     def text(self, text: str) -> None:
         """Put a prompt in; a long one becomes a chip again."""
         is_big = len(text) > BIG_PASTE_CHARS or text.count("\n") > BIG_PASTE_LINES
-        self.attachments = (text,) if is_big else ()
-        self.area.text = "" if is_big else text
-        self.area.move_cursor(self.area.document.end)
+        self.draft = Draft((Attachment(text),)) if is_big else Draft(typed=text)
 
     def clear(self) -> None:
         """Empty the field and drop the chips."""
-        self.text = ""
+        self.draft = Draft()
 
-    def watch_attachments(self, attachments: tuple[str, ...]) -> None:
+    def put_back(self, draft: Draft) -> None:
+        """What was to be sent was not: put it before what has been written since."""
+        now = self.draft
+        typed = "\n".join(part for part in (draft.typed, now.typed) if part)
+        self.draft = Draft((*draft.attachments, *now.attachments), typed)
+
+    def attach(self, attachment: Attachment) -> None:
+        """Add a chip."""
+        self.attachments = (*self.attachments, attachment)
+
+    def recall(self, prompts: Sequence[str], step: int) -> None:
+        """Show the prompt before or after the one shown; behind the newest stands the draft.
+
+        State: an earlier prompt that was changed is the draft from then on.
+        """
+        at = self._recalled
+        if at is None or at >= len(prompts) or Draft(typed=prompts[at]).text != self.text:
+            at, self._kept = len(prompts), self.draft
+        at += step
+        if at == len(prompts):
+            self._recalled, self.draft = None, self._kept
+        elif 0 <= at < len(prompts):
+            self._recalled, self.text = at, prompts[at]
+
+    def watch_attachments(self, attachments: tuple[Attachment, ...]) -> None:
         """Show one chip for each attachment."""
         chips = self.query_one("#prompt-chips", Static)
         chips.display = bool(attachments)
@@ -150,21 +250,38 @@ class PromptInput(Vertical):
     @on(PromptArea.SendPressed)
     def _send(self, event: PromptArea.SendPressed) -> None:
         event.stop()
-        if self.text.strip():
-            self.post_message(self.Submitted(self.text))
-        else:
+        draft = Draft(self.attachments, event.typed)
+        if not draft.text.strip():
             self.post_message(self.EmptySent())
+            return
+        self.attachments = ()
+        self._recalled = None
+        self.post_message(self.Submitted(draft))
 
     @on(PromptArea.RecallPressed)
     def _recall(self, event: PromptArea.RecallPressed) -> None:
         event.stop()
-        if not self.attachments:
-            self.post_message(self.RecallRequested())
+        self.post_message(self.RecallRequested(event.step))
+
+    @on(PromptArea.CompletePressed)
+    def _complete(self, event: PromptArea.CompletePressed) -> None:
+        event.stop()
+        beginning = self.area.text.removeprefix("/").lower()
+        found = [name for name in self.commands if name.startswith(beginning)]
+        if found:
+            same = takewhile(lambda chars: len(set(chars)) == 1, zip(*found, strict=False))
+            self.area.text = "/" + "".join(c[0] for c in same) + " " * (len(found) == 1)
+            self.area.move_cursor(self.area.document.end)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on the chips looks into them."""
+        if event.widget is self.query_one("#prompt-chips"):
+            self.post_message(self.LookRequested())
 
     @on(PromptArea.BigPasted)
     def _add_chip(self, event: PromptArea.BigPasted) -> None:
         event.stop()
-        self.attachments = (*self.attachments, event.text)
+        self.attach(Attachment(event.text))
 
     @on(PromptArea.RemovePressed)
     def _drop_chip(self, event: PromptArea.RemovePressed) -> None:
@@ -177,6 +294,7 @@ class PromptInput(Vertical):
         self.post_message(self.Changed(self.text))
 
 
-def _describe_chip(number: int, text: str) -> str:
-    num_lines = text.count("\n") + 1
-    return f"▤ paste {number}: {num_lines:,} lines, {len(text):,} characters"
+def _describe_chip(number: int, attachment: Attachment) -> str:
+    num_lines = attachment.text.count("\n") + 1
+    name = attachment.name or f"paste {number}"
+    return f"▤ {name}: {num_lines:,} lines, {len(attachment.text):,} characters"

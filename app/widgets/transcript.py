@@ -130,6 +130,20 @@ class Transcript(VerticalScroll, can_focus=False):
     async def on_earlier_messages_pressed(self, event: EarlierMessages.Pressed) -> None:
         """Mount one page of older messages above, keeping the place."""
         event.stop()
+        top = self.views[0] if self.views else None
+        await self._mount_earlier()
+        if top is not None:
+            self.call_after_refresh(self.scroll_to_widget, top, animate=False, top=True)
+
+    async def reveal(self, message_id: int) -> None:
+        """Bring a message to the top of the view, however old it is."""
+        while not self.find(message_id) and self._first_mounted:
+            await self._mount_earlier()
+        if view := self.find(message_id):
+            self.release_anchor()
+            self.call_after_refresh(self.scroll_to_widget, view, animate=False, top=True)
+
+    async def _mount_earlier(self) -> None:
         first = max(0, self._first_mounted - PAGE_MESSAGES)
         older = self._messages[first : self._first_mounted]
         self._first_mounted = first
@@ -137,8 +151,6 @@ class Transcript(VerticalScroll, can_focus=False):
         top = self.views[0] if self.views else None
         await self._column.mount_all([MessageView(m) for m in older], before=top)
         self._show_earlier()
-        if top is not None:
-            self.call_after_refresh(self.scroll_to_widget, top, animate=False, top=True)
 
     def focus_message(self, step: int) -> bool:
         """Move the focus by `step` messages; False when it would leave the list."""

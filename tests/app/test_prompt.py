@@ -78,6 +78,61 @@ async def test_up_in_an_empty_field_recalls_the_last_prompt(tmp_path: Path) -> N
         assert stage.app.chat_screen.prompt.text == "first prompt"
 
 
+async def test_up_walks_back_through_the_questions_and_down_to_the_draft(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        prompt = stage.app.chat_screen.prompt
+        for text in ("one", "two\nlines", "three"):
+            await stage.ask(text)
+            stage.engine.answer("ok")
+            await stage.settle()
+        await stage.type("my draft")
+        seen = []
+        for key in ("up", "up", "up", "up", "up", "down", "down", "down", "down", "down"):
+            await stage.pilot.press(key)
+            await stage.settle()
+            seen.append(prompt.text)
+        two = "two\nlines"
+        assert seen[:5] == ["three", two, two, "one", "one"]
+        assert seen[5:] == [two, "three", "my draft", "my draft", "my draft"]
+
+
+async def test_a_recalled_question_that_was_changed_is_the_draft(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        prompt = stage.app.chat_screen.prompt
+        await stage.ask("one")
+        stage.engine.answer("ok")
+        await stage.settle()
+        await stage.pilot.press("up", "!")
+        await stage.settle()
+        await stage.pilot.press("up", "down")
+        await stage.settle()
+        assert prompt.text == "one!"
+
+
+async def test_attachments_come_back_with_the_draft(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.answer("ok")
+        await stage.settle()
+        await paste(stage, "a\n" * 500)
+        await stage.pilot.press("up")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "one"
+        await stage.pilot.press("down")
+        await stage.settle()
+        assert "paste 1" in stage.text
+
+
+async def test_a_paste_can_be_looked_into(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await paste(stage, "[the first line\n" + "more\n" * 20_000)
+        await stage.pilot.click("#prompt-chips")
+        await stage.settle()
+        assert "[the first line" in stage.text
+        await stage.pilot.press("escape")
+        assert stage.app.screen is stage.app.chat_screen
+
+
 async def test_a_long_draft_is_a_chip_again_after_a_restart(tmp_path: Path) -> None:
     lines = "x\n" * 5_000 + "end"
     async with open_stage(tmp_path) as stage:

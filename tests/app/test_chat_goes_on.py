@@ -1,0 +1,298 @@
+"""Answers that go on, chats that are found again, and chats nobody wrote to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from textual.app import SuspendNotSupported
+
+from app.editor import edit_text
+from app.errors import Refused
+from engine.commands import SubmitTurn
+from engine.events import TurnStarted
+from storage.errors import StorageError
+from tests.app.app_fixtures import Stage, open_stage
+
+
+async def enter(stage: Stage, text: str) -> None:
+    await stage.type(text)
+    await stage.pilot.press("enter")
+    await stage.settle()
+
+
+async def stop_half(stage: Stage) -> None:
+    await stage.ask("Tell me")
+    stage.engine.begin()
+    stage.engine.say("Once upon ")
+    await stage.settle()
+    await stage.pilot.press("escape")
+    await stage.settle()
+
+
+async def test_a_stopped_answer_goes_on_as_the_same_message(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stop_half(stage)
+        assert "/continue goes on" in stage.text
+        (_, before) = stage.store.messages(stage.chat_id)
+        await enter(stage, "/continue")
+        turn = stage.engine.request()
+        assert (turn.answer_start, turn.attempt) == ("Once upon ", before.attempt)
+        assert [m.content for m in turn.prompt] == ["Tell me"]  # type: ignore[union-attr]
+        stage.engine.begin()
+        stage.engine.say("a time.")
+        await stage.settle()
+        assert "Once upon a time." in stage.text
+        stage.engine.finish()
+        await stage.settle()
+        (_, after) = stage.store.messages(stage.chat_id)
+        assert (after.id, after.content, after.state) == (
+            before.id,
+            "Once upon a time.",
+            "complete",
+        )
+        assert after.stats["completion_tokens"] == 4
+        assert "/continue" not in stage.text
+
+
+async def test_an_answer_that_goes_on_and_is_stopped_at_once_loses_nothing(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stop_half(stage)
+        for _ in range(2):
+            await enter(stage, "/continue")
+            stage.engine.begin()
+            await stage.pilot.press("escape")
+            await stage.settle()
+            assert stage.store.messages(stage.chat_id)[-1].content == "Once upon "
+        await enter(stage, "/continue")
+        stage.engine.fail("the device is gone")
+        await stage.settle()
+        assert stage.store.messages(stage.chat_id)[-1].content == "Once upon "
+
+
+async def test_a_full_contexts_answer_goes_on_by_a_key_on_it(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("Tell me")
+        stage.engine.begin()
+        stage.engine.say("half")
+        stage.engine.finish("context")
+        await stage.settle()
+        await stage.pilot.press("ctrl+up", "g")
+        await stage.settle()
+        assert stage.engine.request().answer_start == "half"
+
+
+async def test_a_whole_answer_does_not_go_on(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("Tell me")
+        stage.engine.answer("All of it.")
+        await stage.settle()
+        await enter(stage, "/continue")
+        assert "Only a newest answer that ended early" in stage.notices
+        assert len(stage.engine.sent(SubmitTurn)) == 1
+
+
+async def test_a_thought_goes_on_thinking(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await enter(stage, "/think off")
+        await stage.ask("Tell me")
+        stage.engine.begin()
+        stage.engine.say("<think>\nhm")
+        await stage.settle()
+        await stage.pilot.press("escape")
+        await stage.settle()
+        await enter(stage, "/continue")
+        assert stage.engine.request().think is True
+
+
+async def test_a_thought_the_template_opened_is_folded_and_stored_whole(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("why")
+        turn = stage.engine.request()
+        stage.engine.emit(TurnStarted(turn.request_id, turn.chat_id, 9, 0, 0, "<think>\n"))
+        stage.engine.say("a secret thought")
+        await stage.settle()
+        assert "a secret thought" not in stage.text
+        stage.engine.say("\n</think>\n\nParis")
+        stage.engine.finish()
+        await stage.settle()
+        content = stage.store.messages(stage.chat_id)[-1].content
+        assert content == "<think>\na secret thought\n</think>\n\nParis"
+        assert "Paris" in stage.text
+
+
+async def test_copies_leave_the_thinking_out(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        copied: list[str] = []
+        stage.app.copy = lambda text, what: copied.append(text)  # type: ignore[method-assign]
+        await stage.ask("why")
+        stage.engine.answer("<think>\n```\nno\n```\n</think>\n\nSee:\n\n```\nyes\n```")
+        await stage.settle()
+        await stage.pilot.press("ctrl+o")
+        await stage.pilot.press("ctrl+up", "c", "y")
+        await stage.settle()
+        assert copied == ["See:\n\n```\nyes\n```"] * 2 + ["yes"]
+
+
+async def test_a_hit_in_another_branch_is_shown(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("Name a fruit")
+        stage.engine.answer("A rare durian.")
+        await stage.settle()
+        await stage.pilot.press("ctrl+r")
+        stage.engine.answer("An apple.")
+        await stage.settle()
+        await stage.pilot.press("ctrl+n")
+        await stage.pilot.press("ctrl+f")
+        await stage.settle()
+        await stage.pilot.press(*"durian", "enter")
+        await stage.settle()
+        assert "A rare durian." in stage.text
+        assert "An apple." not in stage.text
+
+
+async def test_a_hit_far_above_is_brought_into_view(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        chat = stage.store.create()
+        for number in range(30):
+            stage.store.add_message(chat.id, "user", f"question {number} {'pear' * (number == 2)}")
+            writer = stage.store.begin_answer(chat.id, model="m")
+            writer.append("answer\n\n" * 3)
+            writer.finish("complete")
+        await stage.pilot.press("ctrl+f")
+        await stage.settle()
+        await stage.pilot.press(*"pear", "enter")
+        await stage.settle()
+        await stage.settle()
+        assert "question 2 pear" in stage.text
+
+
+async def test_another_models_chat_says_so_and_can_have_it_back(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        chat = stage.store.create()
+        stage.store.add_message(chat.id, "user", "q")
+        writer = stage.store.begin_answer(chat.id, model="qwen3-8b")
+        writer.append("a")
+        writer.finish("complete")
+        await stage.app.chat_screen.open_chat(chat.id)
+        await stage.settle()
+        assert "Answered by qwen3-8b; smollm2-135m is loaded" in stage.text
+        titles = [c.title for c in stage.app.get_system_commands(stage.app.screen)]
+        assert "Use qwen3-8b" in titles
+        await stage.ask("go on with this one")
+        assert "Answered by" not in stage.text
+
+
+async def test_what_is_typed_behind_enter_stays(tmp_path: Path) -> None:
+    """The field was emptied after the question had been stored, with what stood in it by then."""
+    async with open_stage(tmp_path) as stage:
+        screen = stage.app.chat_screen
+        ask = screen._ask
+
+        async def ask_slowly(text: str) -> None:
+            screen.prompt.area.insert("the next one")
+            await ask(text)
+
+        screen._ask = ask_slowly  # type: ignore[method-assign]
+        await stage.ask("first")
+        assert screen.prompt.text == "the next one"
+
+
+async def test_a_question_that_cannot_be_stored_is_back_in_the_prompt(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+
+        async def fail(text: str) -> None:
+            raise StorageError("the disk is full")
+
+        stage.app.chat_screen._ask = fail  # type: ignore[method-assign]
+        await stage.ask("precious")
+        assert stage.app.chat_screen.prompt.text == "precious"
+        assert "the disk is full" in stage.notices
+
+
+async def test_chats_nobody_wrote_to_leave_no_trace(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        for _ in range(3):
+            await stage.type("x")
+            stage.app.chat_screen.save_draft()
+            assert stage.store.list_chats()
+            await stage.pilot.press("backspace", "ctrl+n")
+            await stage.settle()
+        assert stage.store.list_chats() == []
+
+
+async def test_a_chat_with_a_draft_or_a_system_prompt_of_its_own_is_kept(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.type("half a thought")
+        await stage.pilot.press("ctrl+n")
+        await stage.settle()
+        await enter(stage, "/system be brief")
+        await stage.pilot.press("ctrl+n")
+        await stage.settle()
+        assert sorted(chat.draft for chat in stage.store.list_chats()) == ["", "half a thought"]
+
+
+@contextmanager
+def refuse() -> Iterator[None]:
+    raise SuspendNotSupported("headless")
+    yield
+
+
+def editor_that(folder: Path, code: str) -> str:
+    script = folder / "editor.py"
+    script.write_text(f"import sys, pathlib\npath = pathlib.Path(sys.argv[-1])\n{code}\n", "utf-8")
+    return f'"{sys.executable}" "{script}"'
+
+
+APPEND = "path.write_bytes(path.read_bytes() + 'é and more\\n'.encode())"
+
+
+async def test_the_message_is_written_in_the_persons_editor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        object.__setattr__(stage.app.services, "editor", editor_that(tmp_path, APPEND))
+        monkeypatch.setattr(stage.app, "suspend", nullcontext)
+        await stage.type("so far ")
+        await stage.pilot.press("ctrl+g")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "so far é and more"
+
+
+async def test_without_an_editor_one_line_says_what_to_set(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.type("kept")
+        await stage.pilot.press("ctrl+g")
+        await stage.settle()
+        assert "set VISUAL or EDITOR" in stage.notices
+        assert stage.app.chat_screen.prompt.text == "kept"
+
+
+async def test_a_terminal_that_cannot_be_lent_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        object.__setattr__(stage.app.services, "editor", "vi")
+        monkeypatch.setattr(stage.app, "suspend", refuse)
+        await stage.pilot.press("ctrl+g")
+        await stage.settle()
+        assert "cannot be lent" in stage.notices
+
+
+@pytest.mark.parametrize(
+    ("editor", "words"),
+    [
+        ("/no/such/editor", "cannot be started"),
+        ("'unclosed", "cannot be started"),
+        ("fails", "ended with code 3"),
+        ("binary", "no UTF-8 text"),
+    ],
+)
+def test_an_editor_that_fails_leaves_the_message(tmp_path: Path, editor: str, words: str) -> None:
+    codes = {"fails": "sys.exit(3)", "binary": "path.write_bytes(bytes([255, 254]))"}
+    command = editor_that(tmp_path, codes[editor]) if editor in codes else editor
+    with pytest.raises(Refused, match=words):
+        edit_text(command, "text")
