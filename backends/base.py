@@ -170,6 +170,10 @@ class RowOutput:
         """The first largest logit's id of one of the wanted rows, where it is known."""
         return None if self.argmax is None else int(self.argmax[row])
 
+    def best_of(self, row: int) -> int | None:
+        """The first largest logit's id of one of the wanted rows, where it is known."""
+        return None if self.argmax is None else int(self.argmax[row])
+
 
 WantLogits = Literal["all", "last", "none"]
 """Of every row, of the last row of each segment, or of none."""

@@ -106,7 +106,7 @@ class Executor:
             assert output.logits is not None, "logits were asked for"
             if output.hidden is not None:
                 request.prompt_row = output.hidden[-1].copy()
-            request.draw(output.logits[-1])
+            request.draw(output.logits[-1], output.best_of(-1))
 
     def _forward_prompt(
         self, request: Request, token_ids: Sequence[int], *, is_last: bool
@@ -184,10 +184,11 @@ class Executor:
         output = self._with_room(lambda: forward_holders(holders, inputs, want_logits="last"))
         assert output.logits is not None, "logits were asked for"
         elapsed_s = self._clock() - began
-        for request, row in zip(requests, output.logits, strict=True):
+        for row, request in enumerate(requests):
             self._note_interlude(request)
             request.count_plain_step(elapsed_s)
-            self._guard(request, lambda turn, row=row: turn.draw(row))  # type: ignore[misc]
+            drawn = output.logits[row], output.best_of(row)
+            self._guard(request, lambda turn, drawn=drawn: turn.draw(*drawn))  # type: ignore[misc]
 
     def _note_interlude(self, request: Request) -> None:
         """A plain step beside others: the drafter learns of the token later, or is dropped."""

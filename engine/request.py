@@ -164,26 +164,28 @@ class Request:
             )
         )
 
-    def draw(self, row: np.ndarray) -> int:
-        """Draw the next token from its row and emit it.
+    def draw(self, row: np.ndarray, argmax: int | None = None) -> int:
+        """Draw the next token from its row and emit it; its argmax where it is known.
 
         Shapes: row [V] float32, valid during the call.
         State:  sampler, stop rule, text and counters take the token.
         Raises: NotANumber when the row is not finite; nothing is emitted then.
         """
-        token_id = self._sampler.draw(row)
+        token_id = self._sampler.draw(row, argmax)
         self._sampler.accept(token_id)
         self.token_ids.append(token_id)
         self._stream.push(self._rule.push(token_id))
         self._counters.note_token(self._clock() - self._submitted_at)
         return token_id
 
-    def draw_unless_complete(self, row: np.ndarray, pos: int) -> int | None:
+    def draw_unless_complete(
+        self, row: np.ndarray, position: int, argmax: int | None = None
+    ) -> int | None:
         """`draw` for the verify loop: None once the answer has ended, so the rest is rejected."""
         if self.is_complete:
             return None
-        assert pos == self._sampler.position, f"row {pos} drawn as {self._sampler.position}"
-        return self.draw(row)
+        assert position == self._sampler.position, f"{position} is not {self._sampler.position}"
+        return self.draw(row, argmax)
 
     def count_plain_step(self, elapsed_s: float) -> None:
         """A decode step outside of speculation."""

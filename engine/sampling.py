@@ -10,6 +10,7 @@ by (logit descending, id ascending). Each filter keeps a prefix of that order.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -47,16 +48,19 @@ class Sampler:
         """Absolute position of the next token, in tokens."""
         return self._position
 
-    def draw(self, row: np.ndarray) -> int:
+    def draw(self, row: np.ndarray, argmax: int | None = None) -> int:
         """The token at `position`, from its logits; `accept` must be told of it.
 
+        `argmax` is the id of the first largest logit, where it is known already.
         Shapes: row [V] float32, not changed.
         Raises: NotANumber when the row is not finite.
         """
         if self._counts:
-            row = self._penalized(row)
+            row, argmax = self._penalized(row), None
         if self._params.is_greedy:
-            return _argmax(row)
+            best = int(np.argmax(row)) if argmax is None else argmax
+            _check_finite(row[best])
+            return best
         u = uniform(self._params.seed, self._attempt, self._position)
         return _draw_from_prefix(row, self._params, u)
 
@@ -108,24 +112,22 @@ def _mix(z: int) -> int:
     return z ^ z >> 31
 
 
-def _argmax(row: np.ndarray) -> int:
-    """The largest logit's id, the lowest one on a tie. Raises: NotANumber."""
-    best = int(np.argmax(row))
-    if not np.isfinite(row[best]):
+def _check_finite(peak: np.float32) -> None:
+    """The largest logit decides: NaN is larger than all others here. Raises: NotANumber."""
+    if not math.isfinite(peak):
         raise NotANumber(
             "the model's output is not a number", hint="the file may be damaged: check its hash"
         )
-    return best
 
 
 def _draw_from_prefix(row: np.ndarray, params: SamplingParams, u: float) -> int:
     """Inverse CDF at u over the prefix the filters keep, sorting no more than it takes."""
-    peak = row[_argmax(row)]
     size = min(params.top_k or row.size, row.size)
     num = size if params.top_k else min(_FIRST_GUESS, size)
+    ids = _largest(row, num)
+    peak = row[ids[0]]
     total = None if params.top_k else float(_mass(row, peak, params.temperature).sum())
     while True:
-        ids = _largest(row, num)
         mass = _mass(row[ids].astype(np.float64), peak, params.temperature)
         cumulative = np.cumsum(mass)
         whole = cumulative[-1] if total is None else total
@@ -137,6 +139,7 @@ def _draw_from_prefix(row: np.ndarray, params: SamplingParams, u: float) -> int:
         if not _has_prefix_filter(params) and target < cumulative[-1]:
             break
         num = min(num * 8, size)
+        ids = _largest(row, num)
     index = int(np.searchsorted(cumulative[:num_kept], target, side="right"))
     return int(ids[min(index, num_kept - 1)])
 
@@ -170,14 +173,24 @@ def _mass(logits: np.ndarray, peak: np.float32, temperature: float) -> np.ndarra
 def _largest(row: np.ndarray, num: int) -> np.ndarray:
     """Ids of the `num` largest logits, sorted by (logit descending, id ascending).
 
-    The num-th largest of group maxima is a lower bound of the num-th largest logit, so a compare
-    leaves few candidates to sort: 0.03 ms for 40 of 49k, against 0.07 ms by `np.argpartition`.
+    The num-th largest of group maxima is a lower bound of the num-th largest logit, so only groups
+    that reach it are looked into, and few candidates are sorted: 40 of 262k in 0.09 ms, where a
+    compare of the whole row takes 0.17 ms.
+    Raises: NotANumber when the row is not finite.
     """
     per_group = min(_MAX_GROUP, row.size // (16 * num))
     if per_group < 2:
+        _check_finite(row.max())
         return np.argsort(-row, kind="stable")[:num]
     num_groups = row.size // per_group
-    maxima = row[: num_groups * per_group].reshape(per_group, num_groups).max(axis=0)
+    end = num_groups * per_group
+    groups, rest = row[:end].reshape(per_group, num_groups), row[end:]
+    maxima = groups.max(axis=0)
+    _check_finite(np.maximum(maxima.max(), rest.max(initial=-np.inf)))
     bound = np.partition(maxima, num_groups - num)[num_groups - num]
-    ids = np.flatnonzero(row >= bound)
-    return ids[np.argsort(-row[ids], kind="stable")[:num]]
+    columns = np.flatnonzero(maxima >= bound)
+    lines, at = np.divmod(np.flatnonzero(groups.take(columns, axis=1) >= bound), len(columns))
+    ids = lines * num_groups + columns.take(at)
+    if rest.size:
+        ids = np.concatenate([ids, np.arange(end, row.size)])
+    return ids.take(np.argsort(-row.take(ids), kind="stable")[:num])

@@ -9,7 +9,7 @@ place of rejection sampling: a draft is kept when the target's own draw equals i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
@@ -29,8 +29,13 @@ from engine.speculative.window import AdaptiveWindow
 
 log = logging.getLogger(__name__)
 
-DrawRow = Callable[[np.ndarray, int], int | None]
-"""(logits [V], position) -> the token at that position; None once an earlier one ended the turn."""
+
+class DrawRow(Protocol):
+    """Draws a token from a row of the target."""
+
+    def __call__(self, row: np.ndarray, position: int, argmax: int | None = None) -> int | None:
+        """The token at `position` from its logits [V]; None once an earlier one ended the turn."""
+
 
 DRAFTER_FAULTS = (
     ArithmeticError,
@@ -313,10 +318,9 @@ class SpeculativeExecution:
     def _verify(self, step: _Step, draw: DrawRow) -> None:
         """Forward the rows once and draw from them until a draw differs from its draft."""
         output = self._forward(step)
-        assert output.logits is not None, "a verify needs logits"
         try:
             with self.stats.phase("sample"):
-                _draw_rows(step, output.logits, draw)
+                _draw_rows(step, output, draw)
         except DRAW_FAULTS:
             # The row that could not be drawn is that of an emitted token, those behind it are not.
             self._rollback(step, len(step.drawn) + 1)
@@ -438,16 +442,17 @@ class SpeculativeExecution:
         )
 
 
-def _draw_rows(step: _Step, logits: np.ndarray, draw: DrawRow) -> None:
+def _draw_rows(step: _Step, output: RowOutput, draw: DrawRow) -> None:
     """Draw row by row; go on while the drawn token is the next row's input.
 
-    Shapes: logits [R, V]; row r draws position base + r + 1.
+    Row r draws position base + r + 1.
     State:  the step's drawn tokens, at least one; a None ends the loop, so rows past a stop are
             rejected.
     """
+    assert output.logits is not None, "a verify needs logits"
     rows = step.rows
     for row in range(len(rows)):
-        token_id = draw(logits[row], step.base + row + 1)
+        token_id = draw(output.logits[row], step.base + row + 1, output.best_of(row))
         if token_id is None:
             break
         step.drawn.append(token_id)

@@ -416,12 +416,12 @@ class Turn:
     def num_remaining(self) -> int:
         return self.max_tokens - len(self.emitted)
 
-    def draw(self, row: np.ndarray, position: int) -> int | None:
+    def draw(self, row: np.ndarray, position: int, argmax: int | None = None) -> int | None:
         if self.is_over:
             return None
         assert np.isfinite(row).all(), "drew from a row that was never computed"
         assert position == len(self.prompt_ids) + len(self.emitted) == self.sampler.position
-        token_id = self.sampler.draw(row)
+        token_id = self.sampler.draw(row, argmax)
         self.sampler.accept(token_id)
         self.emitted.append(token_id)
         self.positions.append(position)

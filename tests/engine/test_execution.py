@@ -213,7 +213,7 @@ def test_s22_plain_step_hands_the_sampler_the_targets_own_row() -> None:
     rows = []
     draw = bench.turn.draw
 
-    def spy(row: np.ndarray, position: int) -> int | None:
+    def spy(row: np.ndarray, position: int, argmax: int | None = None) -> int | None:
         rows.append(row)
         return draw(row, position)
 

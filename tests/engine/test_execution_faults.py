@@ -141,7 +141,7 @@ def test_draw_that_fails_inside_a_verify_leaves_no_draft_in_the_cache(
     bench = Bench(forced("oracle:4", plain), kind=kind)
     left = row
 
-    def draw(logits: np.ndarray, position: int) -> int | None:
+    def draw(logits: np.ndarray, position: int, argmax: int | None = None) -> int | None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -235,7 +235,7 @@ class RuledTurn(Turn):
         self.marker = marker
         self.phases: list[bool] = []
 
-    def draw(self, row: np.ndarray, position: int) -> int | None:
+    def draw(self, row: np.ndarray, position: int, argmax: int | None = None) -> int | None:
         is_after = self.marker in self.emitted
         self.phases.append(is_after)
         ruled = np.full_like(row, -1e9)

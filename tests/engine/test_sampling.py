@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.errors import EngineError
+from engine.errors import EngineError, NotANumber
 from engine.sampling import Sampler, uniform
 from engine.sampling_params import SamplingParams
 
@@ -93,6 +93,25 @@ def test_temperature_zero_and_top_k_one_are_the_same_stream() -> None:
             sampler.accept(stream[-1])
         streams.append(stream)
     assert streams[0] == streams[1] == [int(row.argmax()) for row in rows]
+
+
+def test_a_known_argmax_is_not_searched_again_where_nothing_is_penalized() -> None:
+    row = np.array([0, 5, 5, 1], dtype=np.float32)
+    assert Sampler(SamplingParams(temperature=0.0), []).draw(row, 2) == 2
+    penalized = SamplingParams(temperature=0.0, repeat_penalty=10.0)
+    assert Sampler(penalized, [2]).draw(row, 2) == 1
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 40])
+@pytest.mark.parametrize("size", [300, 1087, 5000])
+def test_a_row_with_one_nan_anywhere_is_refused(size: int, top_k: int) -> None:
+    """Groups, and the ids behind the last whole group."""
+    params = SamplingParams(temperature=0.7, top_k=top_k)
+    for place in (0, size // 2, size - 1):
+        row = _row(size)
+        row[place] = np.nan
+        with pytest.raises(NotANumber):
+            Sampler(params, []).draw(row)
 
 
 def test_greedy_takes_the_lowest_id_on_a_tie() -> None:
