@@ -16,6 +16,9 @@ from engine.speculative.draft_head import DraftHead
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits
 
+LEAST_CONTEXT_LEN = 2048
+"""A model is only worth loading with room for this many tokens (or its whole context)."""
+
 
 class Clock(Protocol):
     """Monotonic time; tests pass a fake."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from backends.base import Executable
 from engine.bench_rows import RowCost, measure_rows
 from engine.cache.holder import Holder
 from engine.commands import (
@@ -21,7 +22,7 @@ from engine.commands import (
     SubmitTurn,
     UpdateSpeculation,
 )
-from engine.contracts import Clock, LoadedModel, ModelLoader
+from engine.contracts import LEAST_CONTEXT_LEN, Clock, LoadedModel, ModelLoader
 from engine.errors import LoadInterrupted, NoModelLoaded
 from engine.events import (
     EngineEvent,
@@ -199,7 +200,7 @@ class InferenceEngine:
         )
         budget_bytes = self._options.holder_budget_bytes
         if budget_bytes is None:
-            budget_bytes = int(model.executable.free_bytes * FREE_MEMORY_SHARE)
+            budget_bytes = _share_of_free(model.executable)
         return ModelSession(
             model,
             speculation,
@@ -219,8 +220,8 @@ class InferenceEngine:
                 )
             return max(1, min(asked, model.max_context_len))
         per_token = model.executable.cache_bytes_per_token
-        fitting = budget_bytes // per_token if per_token else asked
-        return max(1, min(model.max_context_len, fitting or model.max_context_len))
+        fitting = budget_bytes // per_token if per_token else model.max_context_len
+        return max(1, min(model.max_context_len, fitting))
 
     def _model_info(self) -> ModelInfo:
         assert self._session is not None, "called after a load"
@@ -260,3 +261,9 @@ class InferenceEngine:
             self._emit(Notice(f"{model.name} decodes plainly: {model.traits.refusal}"))
         elif decline and options.algorithm != AUTO and not model.draft_head_refusal:
             self._emit(Notice(f"no drafting: {decline}"))
+
+
+def _share_of_free(executable: Executable) -> int:
+    """Bytes for chat caches: a share of what is free, but enough for one useful chat."""
+    free, least = executable.free_bytes, LEAST_CONTEXT_LEN * executable.cache_bytes_per_token
+    return max(int(free * FREE_MEMORY_SHARE), min(free, least))

@@ -11,7 +11,7 @@ import psutil
 
 from backends.base import Backend, BackendError, Executable
 from backends.program import Program
-from engine.contracts import LoadedModel, ModelLoader
+from engine.contracts import LEAST_CONTEXT_LEN, LoadedModel, ModelLoader
 from engine.speculative.draft_head import DraftHead
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.target import TargetTraits
@@ -31,9 +31,6 @@ from models.summary import (
     weight_types,
 )
 from models.tokenizer import GgufTokenizer
-
-_LEAST_CONTEXT_LEN = 2048
-"""A model is only worth loading with room for this many tokens (or its whole context)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,7 +164,7 @@ class Loader:
         weights = self.backend.placed_bytes(program)
         if not weights:
             return  # they lie on a device of their own, which the backend checks
-        context_len = min(config.context_len, _LEAST_CONTEXT_LEN)
+        context_len = min(config.context_len, LEAST_CONTEXT_LEN)
         needed = weights + cache_bytes(file, program.slots, context_len)
         available = self._available_bytes() + freed_bytes
         if needed > available:

@@ -283,11 +283,17 @@ def test_the_context_is_bounded_by_the_model_and_by_memory() -> None:
 
 
 def test_caches_get_a_share_of_what_is_free_beside_the_weights_unless_it_is_set() -> None:
-    executable = FakeExecutable(free_bytes=4 * 8 * 100)
+    executable = FakeExecutable(free_bytes=4 * 8 * 3000)
     rig = EngineRig(executable)
-    assert of_type(rig.events, ModelLoaded)[0].info.context_len == 100
+    assert of_type(rig.events, ModelLoaded)[0].info.context_len == 3000
     rig = EngineRig(executable, options=EngineOptions(holder_budget_bytes=8 * 50))
     assert of_type(rig.events, ModelLoaded)[0].info.context_len == 50
+
+
+@pytest.mark.parametrize(("free_tokens", "num"), [(3000, 2048), (1000, 1000), (0, 1)])
+def test_where_little_is_free_one_useful_chat_gets_it(free_tokens: int, num: int) -> None:
+    rig = EngineRig(FakeExecutable(free_bytes=8 * free_tokens))
+    assert of_type(rig.events, ModelLoaded)[0].info.context_len == num
 
 
 @pytest.mark.parametrize(
