@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from backends.base import BackendError, OutOfDeviceMemory, RowOutput, WantLogits
+from backends.base import BackendError, RowOutput, WantLogits
 from engine.cache.holder import forward_holders
 from engine.cache.holder_store import HolderStore
 from engine.contracts import Clock, LoadedModel
@@ -25,8 +24,6 @@ from engine.speculative.speculator import Decline
 from engine.speculative.trunk import Trunk
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 PREFILL_CHUNK = 256
 """Tokens of prompt per step. Chunks end at multiples of it, wherever a prompt begins and whoever
@@ -118,7 +115,7 @@ class Executor:
             self._leave_dropped(request, execution)
             return output
         wants_row = is_last and execution is not None and execution.wants_prompts_last_row
-        return self._with_room(
+        return self._store.with_room(
             lambda: request.holder.forward(
                 token_ids, want_logits=want_logits, want_hidden=wants_row
             )
@@ -181,7 +178,7 @@ class Executor:
         began = self._clock()
         inputs = [[request.last_token_id] for request in requests]
         holders = [request.holder for request in requests]
-        output = self._with_room(lambda: forward_holders(holders, inputs, want_logits="last"))
+        output = self._store.with_room(lambda: forward_holders(holders, inputs, want_logits="last"))
         assert output.logits is not None, "logits were asked for"
         elapsed_s = self._clock() - began
         for row, request in enumerate(requests):
@@ -198,15 +195,6 @@ class Executor:
             request.drop_execution(decline="the drafter missed hidden rows while others ran")
         else:
             request.interlude_ids.append(request.last_token_id)
-
-    def _with_room(self, action: Callable[[], T]) -> T:
-        """Do it; while memory is full, again without what nobody used for longest (S50)."""
-        while True:
-            try:
-                return action()
-            except (OutOfDeviceMemory, MemoryError):
-                if not self._store.evict_one():
-                    raise
 
     # -- speculation
 
@@ -267,7 +255,7 @@ class Executor:
             self._model.traits,
             vocab_size=self._model.vocab_size,
             max_context_len=self._context_len,
-            with_room=self._with_room,
+            with_room=self._store.with_room,
         )
         known_decline = self._speculation.decline
         try:

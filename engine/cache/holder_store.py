@@ -8,17 +8,19 @@ holder and leaves with it. Knows no turns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from backends.base import Executable
+from backends.base import Executable, OutOfDeviceMemory
 from engine.cache.holder import Holder
 
 if TYPE_CHECKING:
     from engine.speculative.execution import SpeculativeExecution
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MIN_SHARED_LEN = 16
 """Copying another holder must save at least this many tokens over the chat's own."""
@@ -162,6 +164,18 @@ class HolderStore:
         while not self.has_room(num_bytes) and self.evict_one():
             pass
 
+    def with_room(self, action: Callable[[], T]) -> T:
+        """Do it; while memory is full, again without what nobody used for longest (S50).
+
+        Raises: what `action` raises, OutOfDeviceMemory and MemoryError once nothing idle is left.
+        """
+        while True:
+            try:
+                return action()
+            except (OutOfDeviceMemory, MemoryError):
+                if not self.evict_one():
+                    raise
+
     def evict_one(self) -> bool:
         """Drop the least recently used thing that nobody uses now; False when there is none.
 
@@ -187,12 +201,12 @@ class HolderStore:
     def _continue_own(self, entry: _ChatEntry | None, wanted: Sequence[int]) -> Holder:
         """The chat's own holder or resume point, whichever reaches further, rewound to it."""
         if entry is None:
-            return Holder(self._executable)
+            return self.with_room(lambda: Holder(self._executable))
         own = [entry.holder, *([entry.resume_point] if entry.resume_point else [])]
         lengths = [holder.reusable_len(wanted) for holder in own]
         length = max(lengths)
         if length == 0:
-            return Holder(self._executable)
+            return self.with_room(lambda: Holder(self._executable))
         best = own[lengths.index(length)]
         best.rewind_to(length)
         return best

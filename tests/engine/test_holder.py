@@ -210,6 +210,22 @@ def test_one_eviction_takes_the_least_recently_used_thing_alone() -> None:
     assert held == [["a", "b"], ["b"], []]
 
 
+def test_a_new_chat_gets_the_room_of_the_least_recently_used_ones_on_a_full_device() -> None:
+    store = _store()
+    for chat_id in ("a", "b"):
+        _use(store, chat_id, [ord(chat_id)] * 40)
+
+    def make_cache() -> LinearCache:
+        if store.get("a"):
+            raise OutOfDeviceMemory("no memory for the windows of a new chat")
+        return LinearCache()
+
+    store._executable.make_cache = make_cache  # type: ignore[attr-defined]
+    assert store.acquire("c", [1, 2, 3]).length == 0
+    assert store.get("a") is None
+    assert store.get("b") is not None
+
+
 def test_a_running_chat_is_never_evicted() -> None:
     store = _store(budget=80)
     holder = store.acquire("a", list(range(60)))
