@@ -10,6 +10,7 @@ import pytest
 from backends.base import BackendError, RowOutput
 from engine.errors import NotANumber
 from engine.sampling_params import SamplingParams
+from engine.speculative.governor import CostGovernor
 from engine.speculative.ngram import NgramSpeculator
 from engine.speculative.speculator import DraftContext
 from engine.speculative.window import AdaptiveWindow
@@ -153,6 +154,46 @@ def test_draw_that_fails_inside_a_verify_leaves_no_draft_in_the_cache(
         bench.execution.step(bench.last_id, 9, draw)
     said = [*PROMPT, *bench.turn.emitted]
     assert bench.target.contents() == cold_contents(kind, said)
+
+
+# -- a drafter with a smaller context than its target (B19)
+
+DRAFTER_CONTEXT = 32
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_b19_drafter_with_a_small_context_leaves_the_rest_to_plain_decoding(
+    kind: str, *, raises: bool
+) -> None:
+    """Elsewhere: a crash there, or half the speed of plain decoding from there on."""
+    num_tokens = 200
+    plain = plain_stream(kind, PROMPT, num_tokens)
+    stream = [*PROMPT, *plain]
+
+    def guess(context: DraftContext) -> Sequence[int]:
+        bench.clock.advance_ms(3.0)
+        if context.pos < DRAFTER_CONTEXT:
+            return stream[context.pos + 1 : context.pos + 4]
+        if raises:
+            raise BackendError(f"a cache of {DRAFTER_CONTEXT} tokens is full")
+        return []
+
+    speculator, governor = ScriptedSpeculator(guess), CostGovernor()
+    turn = Turn(PROMPT, max_tokens=num_tokens)
+    bench = Bench(speculator, kind=kind, governor=governor, turn=turn)
+    assert bench.finish() == plain
+    bench.assert_cold()
+    assert bench.execution.stats.draft_n_accepted > 0
+    num_asked = sum(context.pos >= DRAFTER_CONTEXT for context in speculator.contexts)
+    if raises:
+        assert bench.execution.dropped == "scripted stopped drafting: a cache of 32 tokens is full"
+        assert num_asked == 1
+    else:
+        # A hold and the probes that fit the turn, each ended by steps that bring nothing.
+        policy = governor.policy
+        num_probes = sum(sum(policy.park_steps[:n]) < num_tokens for n in range(5))
+        assert num_asked <= policy.held_samples + num_probes * policy.zero_steps_to_lose
 
 
 # -- sampling (A4, A5, A7, A10)
