@@ -35,15 +35,12 @@ from backends.torch_backend.graph import STEP_ROWS, GraphedSteps
 from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, held_bytes, look_up
 from backends.torch_backend.memory import free_bytes, memory_for
-from backends.torch_backend.ops import OPS, Device, Rows, attend_masked, attend_row_by_row
+from backends.torch_backend.ops import OPS, Rows, device_of
 from backends.weights import matrix_weights, tables
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
 
-_CPU_ROW_BLOCK = 8
-"""A product of 8 rows takes about as long as one of 1 on the CPU: reading weights decides."""
-_GPU_ROW_BLOCK = 16
 _CPU_MAX_ROWS = 256
 _GPU_MAX_ROWS = 512
 _DENSE_SHARE = 0.6
@@ -148,12 +145,7 @@ class TorchExecutable:
         self._program = program
         self.notices: list[str] = []
         self._on_gpu = device.type == "cuda"
-        self._device = Device(
-            device,
-            matrices,
-            _GPU_ROW_BLOCK if self._on_gpu else _CPU_ROW_BLOCK,
-            attend_masked if self._on_gpu else attend_row_by_row,
-        )
+        self._device = device_of(device, matrices)
         has_packed = any(matrix.weight.type != "F32" for matrix in matrices.values())
         self._graphs: GraphedSteps | None = None
         if self._on_gpu and GraphedSteps.suits(program, self._device):

@@ -9,7 +9,7 @@ go on without; the tests run a step without capturing it, on the CPU.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -94,12 +94,12 @@ class CapturedStep:
 
 
 class GraphedSteps:
-    """The captured steps of every chat."""
+    """The newest captured step of every chat."""
 
     def __init__(self, program: Program, device: Device) -> None:
         self._program, self._device = program, device
         self._pool = torch.cuda.graph_pool_handle()
-        self._by_cache: WeakKeyDictionary[TorchCache, _Steps] = WeakKeyDictionary()
+        self._newest: WeakKeyDictionary[TorchCache, _Newest] = WeakKeyDictionary()
         self._is_broken = False
 
     @staticmethod
@@ -117,32 +117,32 @@ class GraphedSteps:
         """
         if self._is_broken:
             return None
-        steps = self._by_cache.get(cache)
-        if steps is None or steps.generation != cache.generation:
-            steps = self._by_cache[cache] = _Steps(cache.generation)
-        extents = extents_of(cache)
-        if extents not in steps.by_extents:
+        key = (cache.generation, extents_of(cache))
+        newest = self._newest.get(cache)
+        if newest is None or newest.key != key:
+            # The old one goes first, with the memory of its activations: a chat that grows to
+            # 32k tokens passes 64 of them.
+            newest = self._newest[cache] = _Newest(key, None)
             try:
                 static = StaticStep(self._program, self._device, cache, looked_up)
                 static.fill(cache, looked_up)
-                steps.by_extents[extents] = CapturedStep(static, self._pool)
+                newest.step = CapturedStep(static, self._pool)
             except RuntimeError:
                 log.warning("CUDA graphs are off: capturing a step failed", exc_info=True)
                 self._is_broken = True
-                return None
-        return steps.by_extents[extents].replay(cache, looked_up)
+        return None if newest.step is None else newest.step.replay(cache, looked_up)
 
     def clear(self) -> None:
         """Forget every graph. State: empty."""
-        self._by_cache.clear()
+        self._newest.clear()
 
 
 @dataclass(slots=True)
-class _Steps:
-    """One chat's steps, good for one generation of its buffers."""
+class _Newest:
+    """A chat's newest step, and the buffers and stretch of keys it is good for."""
 
-    generation: int
-    by_extents: dict[tuple[int, ...], CapturedStep] = field(default_factory=dict)
+    key: tuple[int, tuple[int, ...]]
+    step: CapturedStep | None
 
 
 def extents_of(cache: TorchCache) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Weights on a device: dense, or as the file's quantized bytes that are unpacked at each use.
 
-Every product runs in blocks of one fixed number of rows, so that the library underneath sees one
-shape whatever the number of rows: it sums differently for other shapes (measured on x86 with MKL:
-rows of a 1-row and an 8-row product differ, rows of two 8-row products never).
+On the CPU every product runs in blocks of one fixed number of rows, so that the library underneath
+sees one shape whatever the number of rows: it sums differently for other shapes (measured on x86
+with MKL: rows of a 1-row and an 8-row product differ, rows of two 8-row products never). On a GPU,
+where no equal bits are promised, it is one product: a prefill reads its weights once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from backends.program import Weight
 from backends.reference_ops import dequantize as dequantize_on_host
 from backends.torch_backend.dequant import DEQUANTIZABLE, dequantize
 
+CPU_ROW_BLOCK = 8
+"""A product of 8 rows takes about as long as one of 1 on the CPU: reading weights decides."""
 _ROWS_AT_ONCE = 4096
 """Rows unpacked at once while loading: bounds the memory of their float32 values."""
 
@@ -100,14 +103,18 @@ class Matrix:
         return dequantize(self.weight.type, self._packed[part]).to(self._dtype)
 
 
-def multiply(x: Tensor, dense: Tensor, row_block: int) -> Tensor:
-    """x @ dense^T in blocks of `row_block` rows.
+def multiply_in_blocks(x: Tensor, dense: Tensor) -> Tensor:
+    """x @ dense^T in blocks of CPU_ROW_BLOCK rows.
 
-    Shapes: x [R, in] float32, R a multiple of row_block; dense [out, in] -> [R, out] float32.
+    Shapes: x [R, in] float32, R a multiple of the block; dense [out, in] -> [R, out] float32.
     """
-    product = _multiply_half if dense.dtype == torch.float16 else functional.linear
-    blocks = [product(block, dense) for block in torch.split(x, row_block)]
+    blocks = [multiply_at_once(block, dense) for block in torch.split(x, CPU_ROW_BLOCK)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def multiply_at_once(x: Tensor, dense: Tensor) -> Tensor:
+    """x @ dense^T. Shapes: x [R, in] float32, dense [out, in] -> [R, out] float32."""
+    return (_multiply_half if dense.dtype == torch.float16 else functional.linear)(x, dense)
 
 
 def _multiply_half(x: Tensor, dense: Tensor) -> Tensor:

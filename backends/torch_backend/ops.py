@@ -34,7 +34,15 @@ from backends.program import (
     Weight,
 )
 from backends.torch_backend.batch import Batch, Part, SlotRows
-from backends.torch_backend.matrix import Matrix, multiply
+from backends.torch_backend.matrix import (
+    CPU_ROW_BLOCK,
+    Matrix,
+    multiply_at_once,
+    multiply_in_blocks,
+)
+
+GPU_ROW_BLOCK = 16
+"""What the matrix units of a GPU multiply at once."""
 
 
 class Attend(Protocol):
@@ -52,6 +60,9 @@ class Device:
     matrices: dict[int, Matrix]
     """By id of the Weight."""
     row_block: int
+    """Rows are padded to a multiple of it."""
+    multiply: Callable[[Tensor, Tensor], Tensor]
+    """x [P, in] float32, dense [out, in] -> x @ dense^T [P, out] float32."""
     attend: Attend
     constants: dict[int, Tensor] = field(default_factory=dict)
 
@@ -71,7 +82,7 @@ class Device:
 
     def product(self, weight: Weight, x: Tensor) -> Tensor:
         """weight @ every row. Shapes: x [P, in] -> [P, out]."""
-        return multiply(x, self.matrices[id(weight)].dense(), self.row_block)
+        return self.multiply(x, self.matrices[id(weight)].dense())
 
     def norm(self, norm: Norm | None, x: Tensor) -> Tensor:
         """RMS norm over the last axis; None passes x through."""
@@ -79,6 +90,13 @@ class Device:
             return x
         y = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps)
         return y if norm.weight is None else y * self.constant(norm.weight)
+
+
+def device_of(device: torch.device, matrices: dict[int, Matrix]) -> Device:
+    """What operations need on a device: equal bits on the CPU, few large calls on a GPU."""
+    if device.type == "cuda":
+        return Device(device, matrices, GPU_ROW_BLOCK, multiply_at_once, attend_masked)
+    return Device(device, matrices, CPU_ROW_BLOCK, multiply_in_blocks, attend_row_by_row)
 
 
 @dataclass(slots=True)
@@ -243,7 +261,7 @@ def expert_output(op: MoeFfn, expert: int, n: Tensor, device: Device) -> Tensor:
     def product(weight: Weight, x: Tensor) -> Tensor:
         out = weight.shape[1]
         part = slice(expert * out, (expert + 1) * out)
-        return multiply(x, device.matrices[id(weight)].dense(part), device.row_block)
+        return device.multiply(x, device.matrices[id(weight)].dense(part))
 
     products = [product(weight, n) for weight in op.gate_up]
     gate, up = products if len(products) == 2 else products[0].chunk(2, dim=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from backends.base import (
 from backends.program import KvSlot, MoeFfn, Program, Scale, Weight
 from backends.reference import ReferenceBackend
 from backends.torch_backend import backend as torch_module
+from backends.torch_backend import graph
 from backends.torch_backend.backend import TorchBackend, TorchExecutable
 from backends.torch_backend.graph import STEP_ROWS, GraphedSteps, StaticStep, extents_of
+from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, held_bytes
-from backends.torch_backend.ops import OPS, attend_masked
+from backends.torch_backend.ops import OPS, Rows, attend_masked, device_of
 from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
     VOCAB,
@@ -142,6 +146,54 @@ def test_a_refilled_step_of_fixed_rows_gives_what_separate_forwards_give() -> No
         assert step.rows.logits is not None
         expected = logits_of(model, other, token_ids)
         np.testing.assert_allclose(step.rows.logits[:5], expected, rtol=0, atol=1e-4)
+
+
+class FakeCapture:
+    """Stands for a captured step; alive while somebody keeps it."""
+
+    alive: ClassVar[weakref.WeakSet[FakeCapture]] = weakref.WeakSet()
+
+    def __init__(self, step: StaticStep, pool: object) -> None:
+        self.alive.add(self)
+        self.step = step
+
+    def replay(self, cache: TorchCache, looked_up: dict[int, torch.Tensor]) -> Rows:
+        return self.step.rows
+
+
+def test_a_chat_that_grows_keeps_its_newest_captured_step_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph, "CapturedStep", FakeCapture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    program = without_experts()
+    model = TorchBackend("cpu").compile(program)
+    steps, chats = GraphedSteps(program, model._device), [model.new_cache(), model.new_cache()]
+    captured = set()
+    for chat in chats:
+        chat.ensure_capacity(4096)
+        while chat.length < 3000:
+            chat.ensure_rows(STEP_ROWS)
+            assert steps.step(chat, model._looked_up(random_ids(5), STEP_ROWS - 5)) is not None
+            captured.add(extents_of(chat))
+            chat.advance(250)
+    assert len(captured) > 4
+    assert len(FakeCapture.alive) == len(chats)
+
+
+def test_a_gpu_reads_its_weights_once_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def counted(x: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return x @ dense.t()
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    x, dense = torch.ones(64, 8), torch.ones(4, 8)
+    for name, expected in (("cuda", [64]), ("cpu", [8] * 8)):
+        sizes.clear()
+        assert device_of(torch.device(name), {}).multiply(x, dense).shape == (64, 4)
+        assert sizes == expected
 
 
 def test_a_program_with_experts_is_not_captured() -> None:
