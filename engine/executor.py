@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.base import BackendError, RowOutput, WantLogits
-from engine.cache.holder import forward_holders
+from engine.cache.holder import Holder, forward_holders
 from engine.cache.holder_store import HolderStore
 from engine.contracts import Clock, LoadedModel
 from engine.errors import EngineError
@@ -65,6 +65,17 @@ class Executor:
         self._context_len = context_len
         self._clock = clock
         self._callbacks = callbacks
+
+    def begin(self, request: Request, holder: Holder) -> None:
+        """Start a turn on a holder. State: the chat's drafter stands on it too, used or not.
+
+        It may be another one than last time: a copy, a resume point or an empty one, where the
+        chat's own could not be cut back.
+        """
+        request.begin(holder)
+        if kept := self._store.execution(request.turn.chat_id):
+            assert isinstance(kept.target, Trunk), "armed by another hand"
+            kept.target.holder = holder
 
     def execute(self, plan: Plan) -> None:
         """Carry out one step. State: the planned turns move on; failed ones are reported."""
@@ -237,13 +248,10 @@ class Executor:
         request.execution = execution
 
     def _kept_execution(self, request: Request) -> SpeculativeExecution | None:
-        """The chat's drafter on the holder this turn runs on; None where it cannot go on."""
+        """The chat's drafter; None where it cannot go on behind what the holder holds."""
         kept = self._store.execution(request.turn.chat_id)
         if kept is None or request.num_remaining < 2:
             return None
-        assert isinstance(kept.target, Trunk), "armed by another hand"
-        # A copy, a resume point or a fresh one, where the chat's own could not be cut back.
-        kept.target.holder = request.holder
         if not kept.can_continue(request.holder.token_ids):
             return None
         kept.begin_turn()

@@ -165,7 +165,7 @@ class ModelSession:
         holder = self.store.acquire(request.turn.chat_id, request.prompt.token_ids)
         # Behind `acquire`: room made before it would evict a long chat's own cache.
         self.store.make_room(max(0, self._bytes_needed(request) - holder.num_bytes))
-        request.begin(holder)
+        self._executor.begin(request, holder)
 
     def _has_room(self, request: Request) -> bool:
         """Whether a turn fits beside the running ones, once everything idle is evicted."""

@@ -117,7 +117,7 @@ class HolderStore:
         self._chats.pop(chat_id, None)
 
     def execution(self, chat_id: str) -> SpeculativeExecution | None:
-        """The drafter kept with a running chat; it may stand on an earlier holder of the chat."""
+        """The drafter kept with a running chat, or None."""
         return self._chats[chat_id].execution
 
     def keep_execution(self, chat_id: str, execution: SpeculativeExecution | None) -> None:

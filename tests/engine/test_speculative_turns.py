@@ -17,6 +17,7 @@ from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRegistry, SpeculatorRequest, default_registry
 from engine.speculative.speculator import DraftContext, Proposal, Speculator, SpeculatorTraits
 from engine.speculative.target import TargetTraits
+from engine.speculative.trunk import Trunk
 from tests.engine.fakes_engine import (
     GREEDY,
     PLAIN,
@@ -279,6 +280,18 @@ def test_s50_a_drafter_goes_with_its_chat_to_another_holder(cache: type[LinearCa
     assert end.stats.verify_steps > 0
     rig.check_holder(edited, end)
     assert len(made) == num_made
+
+
+def test_s50_a_drafter_that_is_not_used_keeps_no_earlier_holder_alive() -> None:
+    """Its memory would be counted nowhere."""
+    rig, _ = _counting_rig()
+    rig.ask(PROMPT, "a")
+    rig.submit((1, 2, 3), "b", max_tokens=40)
+    rig.submit(PROMPT[::-1], "a", max_tokens=5)
+    rig.run()
+    kept = rig.engine._session.store.execution("a")  # type: ignore[union-attr]
+    assert isinstance(kept.target, Trunk)  # type: ignore[union-attr]
+    assert kept.target.holder is rig.engine.holder("a")  # type: ignore[union-attr]
 
 
 def test_s03_a_drafter_is_reset_where_not_one_token_of_its_text_stands() -> None:
