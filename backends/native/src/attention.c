@@ -178,12 +178,13 @@ static int64_t last_visible(const attention_job *job, int64_t position) {
 
 /* Multiply the unit's queries by the scale and lay them out row by row, head by head. */
 static void gather_queries(const attention_job *job, const row_tile *tile, int kv_head, float *q) {
-    const float scale = (float)job->op->factor;
     for (int r = 0; r < tile->rows; r++) {
         const float *src = job->src + (tile->row + r) * job->src_stride +
                            (int64_t)kv_head * job->group * job->dim;
-        for (int h = 0; h < job->group; h++, q += job->dim_padded)
-            for (int d = 0; d < job->dim; d++) q[d] = src[h * job->dim + d] * scale;
+        for (int h = 0; h < job->group; h++, src += job->dim, q += job->dim_padded) {
+            memcpy(q, src, sizeof(float) * (size_t)job->dim);
+            job->p->vec->scale(q, (float)job->op->factor, job->dim);
+        }
     }
 }
 
@@ -224,10 +225,9 @@ static void write_rows(const attention_job *job, const row_tile *tile, int kv_he
                        const ft_pieces *running) {
     for (int r = 0, i = 0; r < tile->rows; r++) {
         float *out = job->dst + (tile->row + r) * job->dst_stride + (int64_t)kv_head * job->group * job->dim;
-        for (int h = 0; h < job->group; h++, i++) {
-            const float inverse = 1.0f / running->sum[i];
-            for (int d = 0; d < job->dim; d++)
-                out[h * job->dim + d] = running->acc[(int64_t)i * job->dim_padded + d] * inverse;
+        for (int h = 0; h < job->group; h++, i++, out += job->dim) {
+            memcpy(out, running->acc + (int64_t)i * job->dim_padded, sizeof(float) * (size_t)job->dim);
+            job->p->vec->scale(out, 1.0f / running->sum[i], job->dim);
         }
     }
 }
