@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import Backend, BackendUnavailable
+from backends.first_that_fits import FirstThatFits
 
 BACKENDS = ("mlx", "cuda", "native", "torch")
 """Fastest first; each says for itself whether it can run here."""
@@ -34,7 +35,7 @@ class BackendReport:
 
 
 def select_backend(wanted: str = "auto", *, threads: int = 0) -> Backend:
-    """The backend of that name; `auto` takes the first that runs here.
+    """The backend of that name; `auto` takes the first that runs here and holds the model.
 
     `threads` is for the native backend; 0 takes the physical cores.
     Raises: BackendUnavailable naming every backend that was tried and why it cannot run.
@@ -44,7 +45,7 @@ def select_backend(wanted: str = "auto", *, threads: int = 0) -> Backend:
     reasons = []
     for name in auto_order():
         try:
-            return _factory(name)(threads)
+            return _auto_cuda(threads) if name == "cuda" else _factory(name)(threads)
         except BackendUnavailable as error:
             reasons.append(f"{name}: {error}")
     raise BackendUnavailable(
@@ -87,28 +88,49 @@ def _native(threads: int) -> Backend:
     return NativeBackend(threads=threads)
 
 
-def _cuda() -> Backend:
+def _auto_cuda(threads: int) -> Backend:
+    """A GPU whose memory holds the unpacked weights is fastest. Unpacking them in every step moves
+    some 20 times their packed bytes, so the CPU comes before that."""
+    return FirstThatFits(
+        [
+            lambda: _cuda(may_stay_packed=False),
+            lambda: _native(threads),
+            _cuda,
+            lambda: _torch("cpu"),
+        ]
+    )
+
+
+def _cuda(*, may_stay_packed: bool = True) -> Backend:
     # Asked of the driver, not of torch: on a machine without a GPU its import takes 2 s for a no.
     if not has_cuda_device():
         raise BackendUnavailable("the driver finds no NVIDIA GPU")
-    return _torch("cuda")
+    return _torch("cuda", may_stay_packed=may_stay_packed)
 
 
-def _torch(device: str) -> Backend:
+def _torch(device: str, *, may_stay_packed: bool = True) -> Backend:
     try:
         from backends.torch_backend.backend import TorchBackend
-    except ImportError as error:
-        raise BackendUnavailable(f"torch cannot be imported: {error}") from None
-    return TorchBackend(device)
+    except (ImportError, OSError) as error:
+        raise _not_importable("torch", error) from None
+    return TorchBackend(device, may_stay_packed=may_stay_packed)
 
 
 def _mlx() -> Backend:
     try:
         module = importlib.import_module("backends.mlx_backend.backend")
-    except ImportError as error:
-        raise BackendUnavailable(f"mlx cannot be imported: {error}") from None
+    except (ImportError, OSError) as error:
+        raise _not_importable("mlx", error) from None
     backend: Backend = module.MlxBackend()
     return backend
+
+
+def _not_importable(package: str, error: ImportError | OSError) -> BackendUnavailable:
+    """A package that is not there, or (OSError) a library it needs that the system cannot load."""
+    hint = ""
+    if sys.platform == "win32" and not isinstance(error, ImportError):
+        hint = "install the Microsoft Visual C++ Redistributable"
+    return BackendUnavailable(f"{package} cannot be imported: {error}", hint=hint)
 
 
 def has_cuda_device() -> bool:

@@ -50,9 +50,11 @@ _DENSE_SHARE = 0.6
 class TorchBackend:
     """One torch device."""
 
-    def __init__(self, device: str) -> None:
-        """`device`: "cpu", "cuda" or "cuda:N". Raises: BackendUnavailable."""
-        self._device = torch.device(device)
+    def __init__(self, device: str, *, may_stay_packed: bool = True) -> None:
+        """`device`: "cpu", "cuda" or "cuda:N"; `may_stay_packed`: weights that do not fit unpacked
+        may be unpacked in every step. Raises: BackendUnavailable.
+        """
+        self._device, self._may_stay_packed = torch.device(device), may_stay_packed
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise BackendUnavailable(
                 "this PyTorch finds no CUDA device",
@@ -90,6 +92,9 @@ class TorchBackend:
         for table in tables(program):
             look_up(table, [0], torch.device("cpu"))  # one nobody can read is refused now
         needed, is_dense = self._needed(program)
+        if not is_dense and not self._may_stay_packed:
+            unpacked = self._held_bytes(program, is_dense=True)
+            raise self._no_room(f"the unpacked weights of {unpacked} bytes and chats beside them")
         if needed > free_bytes(self._device):
             raise self._no_room(f"the weights of {needed} bytes")
         weights = list(matrix_weights(program))

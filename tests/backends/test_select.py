@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from backends import select
-from backends.base import Backend, BackendUnavailable
-from backends.reference import ReferenceBackend
+from backends.base import Backend, BackendUnavailable, OutOfDeviceMemory
+from backends.first_that_fits import FirstThatFits
+from backends.program import Program
+from backends.reference import ReferenceBackend, ReferenceExecutable
+from tests.backends.tiny_programs import drafter, everything
 
 
 def refuse(reason: str) -> Backend:
@@ -31,6 +35,59 @@ def test_when_none_runs_the_error_gives_every_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(select, "_mlx", lambda: refuse("no mlx"))
     with pytest.raises(BackendUnavailable, match=r"native: no compiler; torch: no torch"):
         select.select_backend()
+
+
+class Small(ReferenceBackend):
+    """Holds nothing; counts what was tried."""
+
+    name = "small"  # type: ignore[assignment]
+    num_tried = 0
+
+    def compile(self, program: Program, **settings: Any) -> ReferenceExecutable:
+        self.num_tried += 1
+        raise OutOfDeviceMemory("9 bytes do not fit: 8 are free")
+
+
+def test_a_model_goes_where_it_fits_and_its_drafter_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = Small()
+    monkeypatch.setattr(select, "auto_order", lambda: ("cuda", "native", "torch"))
+    monkeypatch.setattr(select, "has_cuda_device", lambda: True)
+    monkeypatch.setattr(select, "_torch", lambda device, may_stay_packed=True: small)
+    monkeypatch.setattr(select, "_native", lambda threads: ReferenceBackend())
+    backend = select.select_backend()
+    assert backend.name == "small"
+    target = backend.compile(everything("F32"))
+    assert backend.name == "reference"
+    assert target.notices == ["the model runs on reference (small: 9 bytes do not fit: 8 are free)"]
+    assert backend.compile(drafter("F32"), reads=target).notices == []
+    assert small.num_tried == 1
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_every_reason() -> None:
+    backend = FirstThatFits([Small, lambda: refuse("no compiler"), Small])
+    with pytest.raises(OutOfDeviceMemory, match=r"^small: 9 bytes .*; small: 9 bytes .*"):
+        backend.compile(everything("F32"))
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'x'"), OSError("[WinError 126]")])
+def test_a_package_that_cannot_be_loaded_is_a_reason_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """torch raises OSError where a system library is missing."""
+
+    class Broken:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name in ("backends.torch_backend.backend", "backends.mlx_backend.backend"):
+                raise error
+
+    for name in ("torch", "mlx"):
+        monkeypatch.delitem(sys.modules, f"backends.{name}_backend.backend", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    rows = {row.name: row for row in select.describe_backends()}
+    for name in ("torch", "mlx"):
+        assert rows[name].text.startswith(f"not available: {name} cannot be imported: {error}")
 
 
 def test_a_named_backend_is_not_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,6 +413,14 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_placed(
         TorchBackend("cpu").compile(program)
 
 
+def test_weights_that_may_not_stay_packed_are_refused_where_they_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_module, "_DENSE_SHARE", 0.0)
+    with pytest.raises(OutOfDeviceMemory, match=r"the unpacked weights of \d+ bytes"):
+        TorchBackend("cpu", may_stay_packed=False).compile(everything("Q4_K"))
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_weights_take_what_was_counted_before(
     monkeypatch: pytest.MonkeyPatch, share: float
