@@ -133,7 +133,7 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         """Open the chat that was asked for, or the one a crash left unfinished."""
         self._is_ready = True
-        self.prompt.commands = self._commands.names
+        self.prompt.area.commands = self._commands.names
         self.set_interval(FLUSH_S, self.conversations.store.flush)
         await self.open_chat(self.chat_id or self.conversations.unfinished_chat())
         self.prompt.area.focus()

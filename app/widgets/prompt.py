@@ -47,12 +47,19 @@ class PromptArea(TextArea):
     """The text field itself: Enter sends, Ctrl+J breaks the line."""
 
     BINDINGS = [
-        Binding("enter", "send", "Send", id="prompt.send", priority=True),
-        Binding("ctrl+j", "newline", "New line", id="prompt.newline", priority=True),
+        Binding("enter", "send", "Send", id="prompt.send"),
+        Binding("ctrl+j", "newline", "New line", id="prompt.newline"),
         Binding("shift+enter", "newline", "New line", id="prompt.newline_shift", show=False),
         Binding("alt+enter", "newline", "New line", id="prompt.newline_alt", show=False),
         Binding("tab", "complete", "Complete a command", id="prompt.complete", show=False),
     ]
+
+    AT_ONCE = ("enter", "ctrl+j", "shift+enter", "alt+enter", "tab")
+    """Keys that act in the order they were typed. Bindings run in the app's own queue: in a burst
+    of keys, Enter overtook what was still to be inserted, or came behind what followed it."""
+
+    commands: Sequence[str] = ()
+    """Names Tab completes behind a slash."""
 
     @dataclass
     class SendPressed(Message):
@@ -67,10 +74,6 @@ class PromptArea(TextArea):
         step: int
 
     @dataclass
-    class CompletePressed(Message):
-        """Tab was pressed behind the beginning of a command."""
-
-    @dataclass
     class BigPasted(Message):
         """A paste too big for the field."""
 
@@ -79,6 +82,15 @@ class PromptArea(TextArea):
     @dataclass
     class RemovePressed(Message):
         """Backspace was pressed in an empty field."""
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key not in self.AT_ONCE:
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+        for binding in self._bindings.get_bindings_for_key(event.key):
+            getattr(self, f"action_{binding.action}")()
 
     def action_send(self) -> None:
         """Ask the owner to send. State: empty at once, so that the next key belongs to the next
@@ -91,10 +103,14 @@ class PromptArea(TextArea):
 
     def action_complete(self) -> None:
         """Complete a command; anywhere else go to the next widget."""
-        if self.text.startswith("/") and not any(char.isspace() for char in self.text):
-            self.post_message(self.CompletePressed())
-        else:
+        if not self.text.startswith("/") or any(char.isspace() for char in self.text):
             self.screen.focus_next()
+            return
+        found = [name for name in self.commands if name.startswith(self.text[1:].lower())]
+        if found:
+            same = takewhile(lambda chars: len(set(chars)) == 1, zip(*found, strict=False))
+            self.text = "/" + "".join(chars[0] for chars in same) + " " * (len(found) == 1)
+            self.move_cursor(self.document.end)
 
     def action_newline(self) -> None:
         """Break the line at the cursor."""
@@ -164,8 +180,6 @@ class PromptInput(Vertical):
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self.commands: Sequence[str] = ()
-        """Names Tab completes behind a slash."""
         self._recalled: int | None = None
         """Which earlier prompt is shown, or None for the draft."""
         self._kept = Draft()
@@ -262,16 +276,6 @@ class PromptInput(Vertical):
     def _recall(self, event: PromptArea.RecallPressed) -> None:
         event.stop()
         self.post_message(self.RecallRequested(event.step))
-
-    @on(PromptArea.CompletePressed)
-    def _complete(self, event: PromptArea.CompletePressed) -> None:
-        event.stop()
-        beginning = self.area.text.removeprefix("/").lower()
-        found = [name for name in self.commands if name.startswith(beginning)]
-        if found:
-            same = takewhile(lambda chars: len(set(chars)) == 1, zip(*found, strict=False))
-            self.area.text = "/" + "".join(c[0] for c in same) + " " * (len(found) == 1)
-            self.area.move_cursor(self.area.document.end)
 
     def on_click(self, event: events.Click) -> None:
         """A click on the chips looks into them."""

@@ -27,6 +27,16 @@ async def test_a_newline_key_breaks_the_line_and_sends_nothing(tmp_path: Path, k
         assert stage.engine.request().prompt[-1].content == "a\nb"  # type: ignore[union-attr]
 
 
+async def test_a_burst_of_keys_acts_in_the_order_it_was_typed(tmp_path: Path) -> None:
+    """A line piped into the terminal was sent before its letters had been inserted."""
+    async with open_stage(tmp_path) as stage:
+        for key in ("a", "b", "enter", "c", "ctrl+j", "d", "enter"):
+            stage.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await stage.settle()
+        assert stage.engine.request().prompt[-1].content == "ab"  # type: ignore[union-attr]
+        assert stage.app.chat_screen.prompt.text == "c\nd"
+
+
 async def test_blank_text_is_not_sent(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await stage.type("  \n ")
