@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -22,19 +20,13 @@ from engine.contracts import Clock
 from engine.errors import EngineError
 from engine.speculative.governor import CostGovernor, GovernorState, StepSample
 from engine.speculative.rollback import WIDE_FORWARD_FAULTS, roll_back
-from engine.speculative.speculator import NO_PROPOSAL, DraftContext, Proposal, Speculator
+from engine.speculative.speculator import DraftContext, Proposal, Speculator
 from engine.speculative.stats import SpeculationStats
+from engine.speculative.step import DrawRow, Role, Step
 from engine.speculative.target import SpeculativeTarget
-from engine.speculative.window import AdaptiveWindow
+from engine.speculative.window import AdaptiveWindow, Window
 
 log = logging.getLogger(__name__)
-
-
-class DrawRow(Protocol):
-    """Draws a token from a row of the target."""
-
-    def __call__(self, row: np.ndarray, position: int, argmax: int | None = None) -> int | None:
-        """The token at `position` from its logits [V]; None once an earlier one ended the turn."""
 
 
 DRAFTER_FAULTS = (
@@ -53,64 +45,6 @@ DRAFTER_FAULTS = (
 
 DRAW_FAULTS = (EngineError, MemoryError, OSError)
 """What drawing from a row may raise; it ends the turn."""
-
-
-class Window(Protocol):
-    """How far to draft."""
-
-    @property
-    def max_drafts(self) -> int:
-        """Most drafts worth asking for."""
-
-    @property
-    def min_prefix_prob(self) -> float:
-        """Probability below which a further draft is not worth making."""
-
-    def choose(
-        self,
-        prefix_probs: Sequence[float] | None,
-        num_drafts: int,
-        *,
-        num_right: int,
-        num_verifies: int,
-    ) -> int:
-        """How many of the proposed drafts to verify, given the turn's record so far."""
-
-
-class _Role(Enum):
-    """What a step's time is evidence of."""
-
-    SPECULATIVE = "speculative"
-    """The drafter ran for it, whether or not it proposed anything (S38)."""
-    BASELINE = "baseline"
-    """The governor asked for the model's own decode: parked, or measuring (S39)."""
-    NEITHER = "neither"
-    """No room for a draft, no drafter or no governor."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """One step on its way through the phases."""
-
-    base: int
-    """Cached tokens before it."""
-    rows: list[int]
-    """The newest token and the drafts behind it."""
-    is_parked: bool
-    role: _Role
-    proposal: Proposal = NO_PROPOSAL
-    """What the drafter said, chosen or not."""
-    drawn: list[int] = field(default_factory=list)
-    hidden: np.ndarray | None = None
-    snapshot: object = None
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.rows) - 1
-
-    @property
-    def num_accepted(self) -> int:
-        return len(self.drawn) - 1
 
 
 class SpeculativeExecution:
@@ -241,22 +175,22 @@ class SpeculativeExecution:
 
     # -- draft
 
-    def _draft(self, last_token_id: int, max_tokens: int) -> _Step:
+    def _draft(self, last_token_id: int, max_tokens: int) -> Step:
         base, governor = self.target.cached_len, self.governor
         may_draft = governor is None or governor.may_draft
         is_parked = governor is not None and governor.state is GovernorState.PARKED
-        role = _Role.NEITHER if may_draft else _Role.BASELINE
-        step = _Step(base, [last_token_id], is_parked, role)
+        role = Role.NEITHER if may_draft else Role.BASELINE
+        step = Step(base, [last_token_id], is_parked, role)
         if self.dropped or not (may_draft or self._speculator.traits.is_free):
             return step
         try:
             self._plan_window(step, max_tokens, may_draft=may_draft)
         except DRAFTER_FAULTS as error:
             self._drop(error)
-            self._make_plain(step)
+            step.make_plain()
         return step
 
-    def _plan_window(self, step: _Step, max_tokens: int, *, may_draft: bool) -> None:
+    def _plan_window(self, step: Step, max_tokens: int, *, may_draft: bool) -> None:
         """Let the drafter propose and the window policy choose. State: the step's rows."""
         num = min(
             self._window.max_drafts,
@@ -271,11 +205,7 @@ class SpeculativeExecution:
         if may_draft or self._wakes(step.proposal):
             self._choose(step)
 
-    def _make_plain(self, step: _Step) -> None:
-        del step.rows[1:]
-        step.role = _Role.NEITHER
-
-    def _choose(self, step: _Step) -> None:
+    def _choose(self, step: Step) -> None:
         proposal = step.proposal
         num = self._window.choose(
             proposal.prefix_probs,
@@ -284,7 +214,7 @@ class SpeculativeExecution:
             num_verifies=self.stats.verify_steps,
         )
         step.rows.extend(proposal.token_ids[:num])
-        step.role = _Role.NEITHER if self.governor is None else _Role.SPECULATIVE
+        step.role = Role.NEITHER if self.governor is None else Role.SPECULATIVE
         step.is_parked = False
 
     def _propose(self, context: DraftContext) -> Proposal:
@@ -315,12 +245,12 @@ class SpeculativeExecution:
 
     # -- verify
 
-    def _verify(self, step: _Step, draw: DrawRow) -> None:
+    def _verify(self, step: Step, draw: DrawRow) -> None:
         """Forward the rows once and draw from them until a draw differs from its draft."""
         output = self._forward(step)
         try:
             with self.stats.phase("sample"):
-                _draw_rows(step, output, draw)
+                step.draw(output, draw)
         except DRAW_FAULTS:
             # The row that could not be drawn is that of an emitted token, those behind it are not.
             self._rollback(step, len(step.drawn) + 1)
@@ -329,7 +259,7 @@ class SpeculativeExecution:
             # The arrays are the target's until its next forward, and a rollback may be one.
             step.hidden = output.hidden[: len(step.drawn)].copy()
 
-    def _forward(self, step: _Step) -> RowOutput:
+    def _forward(self, step: Step) -> RowOutput:
         """Score the step's rows; a verify that fails becomes a plain step, with a notice."""
         if not step.num_drafts:
             with self.stats.phase("plain"):
@@ -341,22 +271,22 @@ class SpeculativeExecution:
                 return self._forward_rows(step)
         except WIDE_FORWARD_FAULTS as error:
             self._drop(error)
-            self._make_plain(step)
+            step.make_plain()
             return self._forward(step)
 
-    def _forward_rows(self, step: _Step) -> RowOutput:
+    def _forward_rows(self, step: Step) -> RowOutput:
         return self.target.forward_rows(step.rows, want_hidden=self._wants_hidden(step))
 
-    def _wants_hidden(self, step: _Step) -> bool:
+    def _wants_hidden(self, step: Step) -> bool:
         """Whether to capture hidden rows: not in a parked step that a drafter can resume after."""
         traits = self._speculator.traits
         if not traits.needs_hidden or self.dropped:
             return False
-        return not (step.role is _Role.BASELINE and traits.can_arm_after_prefix_reuse)
+        return not (step.role is Role.BASELINE and traits.can_arm_after_prefix_reuse)
 
     # -- rollback
 
-    def _rollback(self, step: _Step, num_kept: int) -> None:
+    def _rollback(self, step: Step, num_kept: int) -> None:
         """Take the rejected rows back. State: the cache holds base + num_kept tokens."""
         if step.num_drafts:
             with self.stats.phase("rollback"):
@@ -364,7 +294,7 @@ class SpeculativeExecution:
 
     # -- commit
 
-    def _commit(self, step: _Step) -> None:
+    def _commit(self, step: Step) -> None:
         with self.stats.phase("catch_up"):
             self._tell(step.rows[: len(step.drawn)], step.hidden, step.base)
 
@@ -389,73 +319,31 @@ class SpeculativeExecution:
 
     # -- accounting
 
-    def _account(self, step: _Step, draft_ms: float, rest_ms: float) -> None:
+    def _account(self, step: Step, draft_ms: float, rest_ms: float) -> None:
         if step.num_drafts:
             self.stats.count_verify(step.num_drafts, step.num_accepted)
         else:
             self.stats.count_plain(is_parked=step.is_parked)
-        self._log(step)
+        log.debug("%s governor=%s", step, self.governor_state)
         try:
             self._teach(step, draft_ms, rest_ms)
         except DRAFTER_FAULTS as error:
             self._drop(error)
 
-    def _teach(self, step: _Step, draft_ms: float, rest_ms: float) -> None:
-        """Tell the window what the rows cost, and the governor the whole step, drafting included.
+    def _teach(self, step: Step, draft_ms: float, rest_ms: float) -> None:
+        """Tell the window what the rows cost and brought, the governor what the whole step did.
 
         A head that drafts and then verifies nothing has paid for its passes, not for a dear row.
         """
+        self.stats.num_right += step.num_right
         if self._costs is not None:
-            self._learn(self._costs, step, rest_ms)
+            self._costs.costs.record(len(step.rows), rest_ms)
+            probs = step.proposal.prefix_probs
+            self._costs.acceptance.record(probs, step.num_judged, step.num_right)
         if self.governor is None:
             return
-        ms = draft_ms + rest_ms
-        if step.role is _Role.SPECULATIVE:
+        if step.role is Role.SPECULATIVE:
+            ms = draft_ms + rest_ms
             self.governor.record_speculative(StepSample(ms, len(step.drawn), step.num_accepted))
-        elif step.role is _Role.BASELINE:
-            self.governor.record_plain(ms)
-
-    def _learn(self, costs: AdaptiveWindow, step: _Step, rows_ms: float) -> None:
-        costs.costs.record(len(step.rows), rows_ms)
-        # The draft behind the chosen ones is judged too: a row was drawn where it stands.
-        num_judged = min(len(step.proposal.token_ids), len(step.rows), len(step.drawn))
-        pairs = zip(step.proposal.token_ids, step.drawn, strict=False)
-        num_right = next((n for n, (d, t) in enumerate(pairs) if d != t), num_judged)
-        num_right = min(num_right, num_judged)
-        self.stats.num_right += num_right
-        costs.acceptance.record(step.proposal.prefix_probs, num_judged, num_right)
-
-    def _log(self, step: _Step) -> None:
-        """One line of debug log: what was proposed and what became of it."""
-        if not log.isEnabledFor(logging.DEBUG):
-            return
-        probs = step.proposal.prefix_probs
-        log.debug(
-            "step=%s pos=%d proposed=%d first_prob=%s verified=%d accepted=%d governor=%s",
-            "verify" if step.num_drafts else "parked" if step.is_parked else "plain",
-            step.base,
-            len(step.proposal.token_ids),
-            f"{probs[0]:.2f}" if probs else "-",
-            step.num_drafts,
-            step.num_accepted,
-            self.governor_state,
-        )
-
-
-def _draw_rows(step: _Step, output: RowOutput, draw: DrawRow) -> None:
-    """Draw row by row; go on while the drawn token is the next row's input.
-
-    Row r draws position base + r + 1.
-    State:  the step's drawn tokens, at least one; a None ends the loop, so rows past a stop are
-            rejected.
-    """
-    assert output.logits is not None, "a verify needs logits"
-    rows = step.rows
-    for row in range(len(rows)):
-        token_id = draw(output.logits[row], step.base + row + 1, output.best_of(row))
-        if token_id is None:
-            break
-        step.drawn.append(token_id)
-        if row + 1 < len(rows) and token_id != rows[row + 1]:
-            break
-    assert step.drawn, "a step was asked for after the turn had ended"
+        elif step.role is Role.BASELINE:
+            self.governor.record_plain(rest_ms)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from engine.contracts import Clock
 from engine.speculative.draft_head import DraftHead
-from engine.speculative.execution import SpeculativeExecution, Window
+from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor
 from engine.speculative.options import SpeculationOptions
 from engine.speculative.registry import SpeculatorRegistry, SpeculatorRequest
 from engine.speculative.speculator import Decline
 from engine.speculative.target import SpeculativeTarget, TargetTraits
-from engine.speculative.window import AdaptiveWindow, FixedWindow
+from engine.speculative.window import AdaptiveWindow, FixedWindow, Window
 
 log = logging.getLogger(__name__)
 

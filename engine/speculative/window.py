@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.speculative.options import DEFAULT_WINDOW
 
@@ -50,6 +51,28 @@ class WindowPolicy:
     """... raised by this with each verify."""
     wake_gain: float = 1.25
     """A parked drafter must promise this much before its park is cut short."""
+
+
+class Window(Protocol):
+    """How far to draft."""
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts worth asking for."""
+
+    @property
+    def min_prefix_prob(self) -> float:
+        """Probability below which a further draft is not worth making."""
+
+    def choose(
+        self,
+        prefix_probs: Sequence[float] | None,
+        num_drafts: int,
+        *,
+        num_right: int,
+        num_verifies: int,
+    ) -> int:
+        """How many of the proposed drafts to verify, given the turn's record so far."""
 
 
 class RowCosts:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.speculative.drafters import drafter_factory
-from engine.speculative.execution import DrawRow, SpeculativeExecution
+from engine.speculative.execution import SpeculativeExecution
 from engine.speculative.governor import CostGovernor
 from engine.speculative.registry import SpeculatorRequest
 from engine.speculative.speculator import Decline, Speculator
+from engine.speculative.step import DrawRow
 from engine.speculative.window import FixedWindow
 from tests.engine.fakes_speculative import (
     TARGETS,
