@@ -24,7 +24,7 @@ static void prefetch_from(ft_tile *t, const ft_layout *l, const uint8_t *at) {
 }
 
 /* One row's sum terms; `side` is its column of the first term. */
-static void fill_sums(const ft_layout *l, const int16_t *sums, int blocks, ft_side *side) {
+static void fill_sums(const ft_layout *l, const int16_t *sums, int blocks, int32_t bias, ft_side *side) {
     int words = (1 + l->scales_per_block) * FT_TILE;
     if (l->has_min && l->scales_per_block == 1) {
         for (int b = 0; b < blocks; b++) {
@@ -37,17 +37,17 @@ static void fill_sums(const ft_layout *l, const int16_t *sums, int blocks, ft_si
         }
     } else if (l->scales_per_block == 1) {
         for (int b = 0; b < blocks; b++) {
-            side[b * words].i = -l->offset * (sums[2 * b] + sums[2 * b + 1]);
+            side[b * words].i = bias - l->offset * (sums[2 * b] + sums[2 * b + 1]);
         }
     } else {
         for (int b = 0; b < blocks; b++) {
-            side[b * words].i = -l->offset * sums[2 * b];
+            side[b * words].i = bias - l->offset * sums[2 * b];
             side[b * words + FT_TILE].i = -l->offset * sums[2 * b + 1];
         }
     }
 }
 
-void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side) {
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, int32_t bias, ft_side *side) {
     int words = (1 + l->scales_per_block) * FT_TILE;
     /* Kernels round row counts up to even ones. What the extra row finds must be ordinary numbers: left
      * over bits are often denormal, and three rows then cost 1.6 times four. */
@@ -58,7 +58,7 @@ void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side
         for (int b = 0; b < a->blocks; b++) {
             side[b * words + i].f = scale[b];
         }
-        fill_sums(l, a->sum16 + 2 * first, a->blocks, side + FT_TILE + i);
+        fill_sums(l, a->sum16 + 2 * first, a->blocks, bias, side + FT_TILE + i);
     }
 }
 
@@ -163,7 +163,8 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
     for (int r = r0; r < r1; r += tiles * FT_TILE) {
         int end = ft_min_int(r1, r + tiles * FT_TILE);
         for (int t = r; t < end; t += FT_TILE) {
-            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), ops->bias,
+                         s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
         if (end - r <= FT_TILE) {
             run_few_rows(ops, l, w, a, r, end, y, ldy, g0, g1, s);

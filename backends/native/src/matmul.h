@@ -60,6 +60,7 @@ typedef struct ft_ops {
     void (*tile)(const ft_layout *l, const ft_tile *t);
     /* y[rows, 16] of one group of float weights; `lanes` outputs are written. */
     void (*float_tile)(const ft_matrix *w, const uint8_t *group, const float *const *x, int rows, float *acc);
+    int32_t bias; /* what the first sum of a block starts at, beside its own term */
 } ft_ops;
 
 void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy,
@@ -68,8 +69,8 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
 const uint8_t *ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
                      ft_panel *panel);
 
-/* Side terms of rows [r, r + rows), rows <= FT_TILE. */
-void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, ft_side *side);
+/* Side terms of rows [r, r + rows), rows <= FT_TILE; `bias` is added to the first integer term of a block. */
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, int32_t bias, ft_side *side);
 /* acc of a tile to and from y: a float survives the trip unchanged, so panels continue each other. */
 void ft_load_acc(float *acc, const float *y, int64_t ldy, int rows, int lanes);
 void ft_store_acc(const float *acc, float *y, int64_t ldy, int rows, int lanes);

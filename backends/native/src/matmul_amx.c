@@ -225,7 +225,7 @@ static void run_many_rows(const ft_layout *l, const ft_matrix *w, const ft_acts 
     for (int r = r0; r < r1; r += batch) {
         int end = ft_min_int(r1, r + batch);
         for (int t = r; t < end; t += FT_TILE) {
-            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), 0, s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
         for (int g = g0; g < g1; g++) {
             run_group(l, w, a, r, end, y, ldy, g, s);

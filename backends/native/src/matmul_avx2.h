@@ -262,7 +262,7 @@ static void quantize_block(const float *x, int8_t *q, float *scale, int16_t *sum
 
 static void quantize(const ft_acts *a, int r0, int r1) { ft_quantize_rows(quantize_block, a, r0, r1); }
 
-static const ft_ops ops = {unpack, tile, float_tile};
+static const ft_ops ops = {unpack, tile, float_tile, 0};
 
 static void matmul(const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy, int g0, int g1,
                    void *scratch) {

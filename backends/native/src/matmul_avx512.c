@@ -194,9 +194,8 @@ FT_INLINE __m512i dot(const __m512i *codes, const int8_t *q, int count, __m512i 
 
 FT_INLINE __m512 row_block(const __m512i *codes, const int8_t *q, const float *scale, const float *min,
                            __m512 unbias, const ft_side *side, int scales, int has_min) {
-    __m512i bias = _mm512_set1_epi32(FT_BIAS_BITS);
     int count = 8 / scales;
-    __m512i sum = dot(codes, q, count, has_min ? bias : _mm512_add_epi32(bias, _mm512_set1_epi32(side[FT_TILE].i)));
+    __m512i sum = dot(codes, q, count, _mm512_set1_epi32(has_min ? FT_BIAS_BITS : side[FT_TILE].i));
     __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), _mm512_load_ps(scale), unbias);
     if (scales == 2) {
         __m512i start = has_min ? _mm512_setzero_si512() : _mm512_set1_epi32(side[2 * FT_TILE].i);
@@ -356,7 +355,7 @@ static void quantize_block(const float *x, int8_t *q, float *scale, int16_t *sum
 
 void ft_quantize_avx512(const ft_acts *a, int r0, int r1) { ft_quantize_rows(quantize_block, a, r0, r1); }
 
-const ft_ops ft_avx512_ops = {unpack, tile, float_tile};
+const ft_ops ft_avx512_ops = {unpack, tile, float_tile, FT_BIAS_BITS};
 
 static void matmul(const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy, int g0, int g1,
                    void *scratch) {

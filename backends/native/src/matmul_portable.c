@@ -82,7 +82,7 @@ static void float_tile(const ft_matrix *w, const uint8_t *group, const float *co
     }
 }
 
-static const ft_ops ops = {unpack, tile, float_tile};
+static const ft_ops ops = {unpack, tile, float_tile, 0};
 
 static void matmul(const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy, int g0, int g1,
                    void *scratch) {
