@@ -33,4 +33,3 @@ def start_log(path: Path) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses at INFO

@@ -196,7 +196,7 @@ def _run(engine: InferenceEngine, turn: SubmitTurn, events: list[EngineEvent]) -
 
 
 def _write_npz(out: str, **arrays: object) -> None:
-    """Write the file whole or not at all. Raises: CommandFailed naming the path."""
+    """Write the file whole or not at all. Raises: OSError naming the path."""
     import numpy as np
 
     target = Path(out)
@@ -207,5 +207,5 @@ def _write_npz(out: str, **arrays: object) -> None:
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise CommandFailed(f"cannot write {out}: {error.strerror}", exit_code=MISSING) from error
+        raise OSError(error.errno, f"cannot be written: {error.strerror or error}", out) from error
     note(f"wrote {target}")

@@ -45,15 +45,16 @@ class ChatList(OptionList):
 
     def __init__(self) -> None:
         super().__init__(markup=False, id="chat-list")
-        self._entries: Sequence[ChatEntry] = ()
+        self._entries: tuple[ChatEntry, ...] = ()
 
     def show(self, entries: Sequence[ChatEntry]) -> None:
         """Replace the list; the highlight stays with its chat."""
+        entries = tuple(entries)
         if entries == self._entries:
             return
         kept = self._highlighted_id()
         is_same_order = [e.chat_id for e in entries] == [e.chat_id for e in self._entries]
-        self._entries = tuple(entries)
+        self._entries = entries
         if is_same_order:
             for entry in entries:
                 self.replace_option_prompt(entry.chat_id, _prompt(entry))

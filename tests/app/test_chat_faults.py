@@ -18,6 +18,7 @@ from app.settings import DEFAULT_MODEL, Settings
 from engine.commands import LoadModel, SubmitTurn
 from engine.events import EngineFailed, ErrorInfo, ModelFailed, ModelLoading
 from storage.chats import ChatStore
+from storage.database import Database
 from storage.errors import StorageError
 from tests.app.app_fixtures import Stage, open_stage
 from tests.app.fake_engine import FakeEngine, make_model_info
@@ -315,3 +316,42 @@ async def test_a_context_changed_while_the_model_loads_is_loaded_again(tmp_path:
         stage.app.change_settings(replace(stage.app.settings, context_len=512))
         await stage.settle()
         assert [load.context_len for load in engine.sent(LoadModel)] == [None, 512]
+
+
+def _full(*args: object, **options: object) -> None:
+    raise StorageError("the disk is full [/]")
+
+
+async def test_an_answer_that_cannot_be_stored_is_said_once_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk was silent until the end."""
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("hi")
+        stage.engine.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "transaction", _full)
+            for _ in range(3):
+                stage.engine.say("some text ")
+                await stage.settle()
+                stage.store.flush()
+        assert [n.message for n in stage.app._notifications] == ["the disk is full [/]"]
+        stage.engine.finish()
+        await stage.settle()
+        assert contents(stage)[-1] == "some text some text some text "
+
+
+async def test_what_is_lost_at_the_end_of_the_program_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("hi")
+        stage.engine.begin()
+        stage.engine.say("some text")
+        await stage.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "transaction", _full)
+            await stage.app.action_quit()
+        assert stage.app.return_code == 1
+        (message,) = stage.app._exit_renderables
+        assert str(message) == "foretell: the disk is full [/]"

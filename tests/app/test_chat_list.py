@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from textual.events import AppBlur, AppFocus
 
 from app.screens.dialogs import ConfirmDialog
@@ -190,3 +191,16 @@ async def test_chats_made_in_another_window_are_listed_once_this_one_is_looked_a
         await stage.settle()
         assert "made elsewhere" in stage.text
         other._db.close()
+
+
+async def test_a_list_that_has_not_changed_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        await start_two_chats(stage)
+        changed: list[str] = []
+        monkeypatch.setattr(
+            ChatList, "replace_option_prompt", lambda *args: changed.append(args[1])
+        )
+        stage.app.chat_screen.show_chats()
+        assert changed == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.cli.main import main
-from app.cli.output import BAD_MODEL, OK
+from app.cli.output import BAD_MODEL, DOES_NOT_FIT, FAILURE, MISSING, OK
 from tests.models.assistant_formulas import run_assistant
 from tests.models.test_trunks_match_fixtures import assert_logits_match
 from tests.models.tiny_assistant import (
@@ -81,3 +81,31 @@ def test_show_prints_the_weights_and_what_1k_tokens_of_cache_take(
     assert re.search(r"weight bytes +\S+ [kM]B", shown)
     per_token = 2 * 4 * 2 * 32
     assert re.search(rf"cache bytes per 1k tokens +{per_token * (6 * 16 + 1024) // 1000} kB", shown)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), MISSING),
+        (OSError(28, "No space left on device"), DOES_NOT_FIT),
+        (PermissionError(13, "Permission denied"), FAILURE),
+    ],
+)
+def test_an_output_that_cannot_be_written_leaves_with_the_code_of_its_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: OSError,
+    code: int,
+) -> None:
+    """Each of them was "file missing"."""
+
+    def fail(file: object, **arrays: object) -> None:
+        raise error
+
+    monkeypatch.setattr(np, "savez", fail)
+    model, out = TRUNKS_DIR / "llama" / "model.gguf", tmp_path / "o.npz"
+    argv = ["diagnose", "logits", str(model), "--tokens", "1,2"]
+    assert main([*argv, "--out", str(out)]) == code
+    assert capsys.readouterr().err == f"foretell: {out}: cannot be written: {error.strerror}\n"
+    assert list(tmp_path.glob("o.npz*")) == []
