@@ -48,7 +48,8 @@ def _attentions(config: ModelConfig) -> tuple[SelfAttention, SelfAttention]:
     """Windowed layers turn by their own base, unscaled; full ones by the scaled model base."""
     dim = head_dim(config)
     # No key carries the 27B model's query scale: its layer count tells it (llama.cpp as well).
-    per_head = config.hidden_size / config.heads[0] if config.num_layers == _LAYERS_OF_27B else dim
+    is_27b = config.num_layers == _LAYERS_OF_27B
+    per_head = config.hidden_size / max(config.heads) if is_27b else dim
     scale = 1.0 / math.sqrt(per_head)
     near = rope(config, RopeTable(config.rope_base_swa, config.rope_dim_swa, is_scaled=False))
     far = rope(config, RopeTable(config.rope_base, config.rope_dim))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from backends.program import (
     Attention,
     MoeFfn,
@@ -33,7 +35,14 @@ from models.layers import (
     expert_gate_up,
     gated_ffn,
     rope,
+    rope_factors,
 )
+
+_STANDING = 1e30
+"""A wavelength factor that leaves a pair as it is. Source: llama.cpp `convert_hf_to_gguf`."""
+_PREFERRED_WINDOW = 7
+"""Drafts: with the last token they are 8 rows, where kernels for few rows end. Source: TensorSharp
+`Gemma4Model.SpecPreferredDraftWindow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,8 @@ def build(file: GgufFile, config: ModelConfig) -> Program:
 
 
 def traits(config: ModelConfig) -> TargetTraits:
-    """Windowed slots keep enough rows for a verify to be rewound."""
-    return TargetTraits()
+    """Windowed slots keep enough rows for a verify to be rewound; a typed window may be longer."""
+    return TargetTraits(preferred_window=_PREFERRED_WINDOW)
 
 
 def _window_pattern(file: GgufFile, config: ModelConfig) -> tuple[bool, ...]:
@@ -92,12 +101,24 @@ def _kinds(file: GgufFile, config: ModelConfig) -> tuple[LayerKind, LayerKind]:
             f"{file.path.name}: keys and values of different head dims are not supported"
         )
     near = RopeTable(config.rope_base_swa, config.rope_dim_swa, is_scaled=False)
-    factors = file.optional_vector("rope_freqs.weight", config.rope_dim // 2)
-    far = RopeTable(config.rope_base, config.rope_dim, factors=factors)
+    far = RopeTable(config.rope_base, config.rope_dim, factors=_far_factors(file, config))
     return (
         LayerKind(config.key_len_swa, rope(config, near), config.window),
         LayerKind(config.key_len, rope(config, far), None),
     )
+
+
+def _far_factors(file: GgufFile, config: ModelConfig) -> np.ndarray:
+    """Wavelength factors [dims / 2] of full layers: a quarter of the pairs turn, the rest stand.
+
+    Some files leave them out. Source: transformers `Gemma4TextConfig`, partial_rotary_factor 0.25
+    of proportional rotation.
+    """
+    factors = rope_factors(file, config, config.rope_dim)
+    if factors is None:
+        factors = np.full(config.rope_dim // 2, _STANDING, np.float32)
+        factors[: config.rope_dim // 8] = 1.0
+    return factors
 
 
 def _add_attention(

@@ -236,6 +236,17 @@ def test_an_own_output_matrix_replaces_the_tied_table(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits_of(own), -logits_of(tied), rtol=0, atol=1e-6)
 
 
+def test_a_gemma4_file_without_factors_turns_a_quarter_of_the_pairs(tmp_path: Path) -> None:
+    for mine, own in zip(
+        attentions(built("gemma4-dense", tmp_path, drop("rope_freqs.weight"))),
+        attentions(program("gemma4-dense")),
+        strict=True,
+    ):
+        assert mine.rope is not None
+        assert own.rope is not None
+        np.testing.assert_array_equal(mine.rope.inv_freq, own.rope.inv_freq)
+
+
 # What is refused ------------------------------------------------------------------------------
 
 
@@ -263,6 +274,21 @@ def key(name: str, value: Any) -> Change:
         (
             "llama", put("blk.1.attn_k.weight", 48, 64), BadGguf,
             r"blk\.1\.attn_k\.weight has shape \(48, 64\), expected \(32, 64\)",
+        ),
+        (
+            "gemma4-dense", lambda _, tensors: tensors["rope_freqs.weight"].fill(0), BadGguf,
+            r"rope_freqs\.weight has a factor that is not above 0",
+        ),
+        (
+            "gemma3",
+            lambda metadata, _: metadata.update(
+                {
+                    "gemma3.block_count": 62,
+                    "gemma3.attention.head_count": np.array([0] + [4] * 61, np.int32),
+                    "gemma3.attention.head_count_kv": np.array([0] + [2] * 61, np.int32),
+                }
+            ),
+            BadGguf, r"blk\.0\.attn_q\.weight has shape",
         ),
         ("llama", put("rope_freqs.weight", 7), BadGguf, r"shape \(7,\), expected \(8,\)"),
         (
