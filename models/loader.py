@@ -182,12 +182,12 @@ def inspect(path: Path) -> ModelSummary:
     run is described, with the reason in `unsupported`.
     """
     file = GgufFile.open(path)
-    unsupported, slots_bytes = None, 0
+    unsupported, slots_bytes, window = None, 0, None
     try:
-        build = architecture_of(file).build
-        program = build(file, ModelConfig.from_gguf(file))
+        trunk, config = architecture_of(file), ModelConfig.from_gguf(file)
+        slots_bytes = cache_bytes(file, trunk.build(file, config).slots, 1024)
+        window = trunk.traits(config).preferred_window
         GgufTokenizer.from_gguf(file)
-        slots_bytes = cache_bytes(file, program.slots, 1024)
     except ModelError as error:
         unsupported = str(error)
     architecture = file.architecture
@@ -204,6 +204,7 @@ def inspect(path: Path) -> ModelSummary:
         file_bytes=file.num_bytes,
         weight_bytes=weight_bytes(file),
         cache_bytes_per_1k_tokens=slots_bytes,
+        preferred_window=window,
         unsupported=unsupported,
     )
 

@@ -70,6 +70,8 @@ class ModelSummary:
     weight_bytes: int
     cache_bytes_per_1k_tokens: int
     """For 1024 tokens in a row: growing slots, and windows as far as they fill."""
+    preferred_window: int | None
+    """Drafts per step the trunk states, which narrow the default; None states none."""
     unsupported: str | None
     """Why this program cannot run the model, or None."""
 

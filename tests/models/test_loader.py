@@ -228,6 +228,14 @@ def test_inspect_says_what_a_model_is_and_needs() -> None:
     assert found.unsupported is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_s23_the_window_a_trunk_prefers_is_shown_and_goes_with_the_model(name: str) -> None:
+    path = TRUNKS / name / "model.gguf"
+    preferred = 7 if name.startswith("gemma4") else None
+    assert inspect(path).preferred_window == preferred
+    assert load(path).traits.preferred_window == preferred
+
+
 def test_inspect_describes_what_it_cannot_run(tmp_path: Path) -> None:
     path = made({"general.architecture": "mamba7", "mamba7.context_length": 99}).write(
         tmp_path / "other.gguf"
