@@ -437,12 +437,13 @@ def _shown(message: StoredMessage, version: tuple[int, int]) -> ShownMessage:
         stats=read_stats(message.stats) if message.stats else None,
         version=version[0],
         num_versions=version[1],
+        context_used=message.stats.get("context_used") or None,
         can_go_on=_ended_early(message),
     )
 
 
 def _ended_early(message: StoredMessage) -> bool:
-    is_cut = message.stats.get("finish_reason") in EARLY_ENDS
+    is_cut = message.stats.get("finish_reason") in ("context", "length")
     is_broken = message.state in ("stopped", "interrupted", "failed")
     return message.role == "assistant" and bool(message.content) and (is_cut or is_broken)
 

@@ -26,6 +26,8 @@ class ShownMessage:
     version: int = 1
     """Which of `num_versions` answers (or edits) this is, from 1."""
     num_versions: int = 1
+    context_used: int | None = None
+    """Tokens the chat took up when this answer ended; None where that is not known."""
     can_go_on: bool = False
     """Whether this is an answer that ended before its end: stopped, crashed, context full."""
 

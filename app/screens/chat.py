@@ -77,6 +77,8 @@ class ChatScreen(Screen[None]):
         self._draft_timer: Timer | None = None
         self._last_turn: Turn | None = None
         """The newest turn of the open chat in this run, for the numbers in the status bar."""
+        self._context_used: int | None = 0
+        """Tokens of the shown path, as its last answer has it; None when that is not known."""
         self._retry_question_id: int | None = None
         """A question that failed and stands in the prompt again."""
         self._saved_draft = ""
@@ -177,9 +179,12 @@ class ChatScreen(Screen[None]):
     async def show_messages(self) -> None:
         """Show the open chat's messages as the store has them."""
         shown = self.conversations.shown(self.chat_id) if self.chat_id else []
+        known = [message.context_used for message in shown if message.context_used]
+        self._context_used = known[-1] if known else None if shown else 0
         await self.transcript.show(shown, describe_empty_chat(self.foretell))
         await self.resync()
         self.show_chats()
+        self.show_status()
 
     async def resync(self) -> None:
         """Bring the messages that are on the screen up to date."""
@@ -200,7 +205,7 @@ class ChatScreen(Screen[None]):
         """Bring the status line up to date."""
         if not self._is_ready:
             return
-        status = self.foretell.status()
+        status = replace(self.foretell.status(), context_used=self._context_used)
         if self._last_turn is not None:
             status = with_turn(status, self._last_turn)
         elsewhere = [t for t in self.conversations.running if t.chat_id != self.chat_id]
@@ -232,6 +237,7 @@ class ChatScreen(Screen[None]):
         """A turn moved on: stream its text, or finish it, when its chat is open."""
         if turn.chat_id == self.chat_id:
             self._last_turn = turn
+            self._context_used = turn.context_used or self._context_used
             if turn.phase == "reading":
                 self.transcript.note(turn.message_id, turn.note)
             if turn.phase == "answering":

@@ -65,5 +65,4 @@ def with_turn(status: Status, turn: Turn) -> Status:
         phase=phase,
         fraction=fraction,
         stats=turn.stats,
-        context_used=turn.context_used,
     )

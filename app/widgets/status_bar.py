@@ -39,7 +39,8 @@ class Status:
     """How far a load or a prefill is, 0 to 1."""
     stats: TurnStats | None = None
     """Counters of the shown chat's running or last answer."""
-    context_used: int = 0
+    context_used: int | None = 0
+    """Tokens; None while that is not known, of a chat from another run."""
     context_len: int = 0
     """Tokens; 0 before a model is loaded."""
     is_spec_enabled: bool = True
@@ -84,13 +85,13 @@ def _describe_drafts(status: Status) -> str:
 
 
 def _describe_context(status: Status) -> str:
-    if not status.context_len:
+    if not status.context_len or status.context_used is None:
         return ""
     return f"{format_tokens(status.context_used)}/{format_tokens(status.context_len)}"
 
 
 def _context_style(status: Status) -> str:
-    is_nearly_full = status.context_used > NEARLY_FULL * status.context_len > 0
+    is_nearly_full = (status.context_used or 0) > NEARLY_FULL * status.context_len > 0
     return "$text-warning" if is_nearly_full else ""
 
 

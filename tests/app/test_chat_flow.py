@@ -428,3 +428,41 @@ async def test_every_size_works_while_an_answer_streams(
         assert "end" in stage.text
         assert "answering" in stage.text
         assert len(stage.app.screen.query(MessageView)) == 2
+
+
+async def test_a_reopened_chat_says_how_much_of_the_context_it_takes(tmp_path: Path) -> None:
+    """It said 0 until its next turn; one of another run that stored nothing says nothing."""
+    async with open_stage(tmp_path) as stage:
+        assert "0/8.2k" in stage.text
+        await stage.ask("one")
+        stage.engine.answer("some words that count")
+        await stage.settle()
+        assert "44/8.2k" in stage.text
+        chat_id = stage.chat_id
+        old = stage.store.create().id
+        stage.store.add_message(old, "user", "asked long ago")
+    async with open_stage(tmp_path, chat_id=chat_id) as stage:
+        assert "44/8.2k" in stage.text
+        await stage.ask("two")
+        assert "44/8.2k" in stage.text
+        await stage.app.chat_screen.open_chat(old)
+        await stage.settle()
+        assert "/8.2k" not in stage.text
+        await stage.pilot.press("ctrl+n")
+        await stage.settle()
+        assert "0/8.2k" in stage.text
+
+
+async def test_another_version_says_how_much_of_the_context_it_takes(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.answer("a b c d e f")
+        await stage.settle()
+        await stage.pilot.press("ctrl+r")
+        await stage.settle()
+        stage.engine.answer("a")
+        await stage.settle()
+        assert "41/8.2k" in stage.text
+        await stage.pilot.press("ctrl+up", "left")
+        await stage.settle()
+        assert "46/8.2k" in stage.text
