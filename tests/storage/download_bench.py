@@ -28,7 +28,7 @@ class Bench:
         self.token: str | None = None
         self.free_bytes = 1 << 40
         self.is_offline = False
-        self.policy = RetryPolicy(stall_timeout_s=0.4)
+        self.policy = RetryPolicy(stall_timeout_s=30.0)  # a busy machine is no stall
 
     @property
     def target(self) -> Path:

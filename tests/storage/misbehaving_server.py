@@ -124,7 +124,7 @@ def stall_after(num_bytes: int) -> Behaviour:
     def behave(handler: Handler) -> None:
         cut_after(num_bytes)(handler)
         handler.wfile.flush()
-        handler.server.closing.wait(10)
+        handler.server.closing.wait()
 
     return behave
 

@@ -166,6 +166,7 @@ def test_a_hub_that_has_another_file_is_noticed_before_the_first_byte(bench: Ben
 
 
 def test_a_stall_is_reported_with_rate_zero_and_tried_again(bench: Bench) -> None:
+    bench.policy = RetryPolicy(stall_timeout_s=1.0)
     bench.server.plan = [stall_after(40_000)]
     bench.fetch()
     assert bench.is_installed()
@@ -252,8 +253,10 @@ FETCH = """
 import sys
 from pathlib import Path
 from storage.errors import DownloadBusy
-from storage.model_downloads import HubAccess, ModelDownloads, WantedSource
-downloads = ModelDownloads(Path(sys.argv[1]), hub=HubAccess(sys.argv[2]))
+from storage.downloads import RetryPolicy
+from storage.model_downloads import DownloadTools, HubAccess, ModelDownloads, WantedSource
+tools = DownloadTools(policy=RetryPolicy(stall_timeout_s=600.0))
+downloads = ModelDownloads(Path(sys.argv[1]), hub=HubAccess(sys.argv[2]), tools=tools)
 wanted = WantedSource("tiny.gguf", ("hf:owner/repo/tiny.gguf",))
 def report(progress):
     print(progress.num_done, flush=True)
