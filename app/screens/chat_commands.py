@@ -75,7 +75,7 @@ class ChatCommands:
     def palette(self) -> Iterable[SystemCommand]:
         """The same commands for the palette."""
         for command in (c for c in self._table if c.title):
-            help_text = f"{command.help_text} (/{command.name})"
+            help_text = f"{command.help_text} · /{command.name}"
             yield SystemCommand(command.title, help_text, partial(self._run_chosen, command))
         if name := self._screen.other_model:
             use = partial(self._app.choose_model, name)
@@ -107,10 +107,16 @@ class ChatCommands:
         yield ChatCommand("help", "Help", "Keys and commands (F1)", self._open("help"), "", ("?",))
         yield ChatCommand("new", "New chat", "Start an empty chat (Ctrl+N)", run(screen.action_new))
         yield ChatCommand(
-            "search", "Search chats", "Find by title or text (Ctrl+F)", run(screen.action_search)
+            "search",
+            "Search chats",
+            "Find a chat by title or text (Ctrl+F)",
+            run(screen.action_search),
         )
         yield ChatCommand(
-            "regen", "Answer anew", "Another attempt (Ctrl+R)", run(screen.action_regenerate)
+            "regen",
+            "Answer anew",
+            "Answer the last question again (Ctrl+R)",
+            run(screen.action_regenerate),
         )
         yield ChatCommand(
             "continue",
@@ -120,7 +126,7 @@ class ChatCommands:
         )
         yield ChatCommand("stop", "Stop", "Stop the answer (Esc)", run(screen.action_stop))
         yield ChatCommand(
-            "copy", "Copy answer", "The newest one (Ctrl+O)", run(screen.action_copy_answer)
+            "copy", "Copy answer", "Copy the newest answer (Ctrl+O)", run(screen.action_copy_answer)
         )
         yield ChatCommand(
             "read", "Attach a file", "Put a text file into the message", self._read, "PATH"
@@ -136,13 +142,21 @@ class ChatCommands:
 
     def _make_switches(self) -> Iterable[ChatCommand]:
         yield ChatCommand(
-            "system", "System prompt", "Change it for this chat", self._system, "[TEXT]"
+            "system", "System prompt", "System prompt of this chat", self._system, "[TEXT]"
         )
         yield ChatCommand(
-            "think", "Thinking", "Switch it, where the model can", self._think, "on|off|auto"
+            "think",
+            "Thinking",
+            "Think first, where the model can switch",
+            self._think,
+            "on|off|auto",
         )
         yield ChatCommand(
-            "spec", "Speculation on or off", "At the next step (Ctrl+T)", self._spec, "on|off"
+            "spec",
+            "Speculation on or off",
+            "Draft ahead, from the next step on (Ctrl+T)",
+            self._spec,
+            "on|off",
         )
         yield ChatCommand("model", "", "Load a model by name", self._model, "NAME")
 
@@ -158,12 +172,17 @@ class ChatCommands:
             "bench", "Bench", "Does drafting pay on this machine? (F4)", self._open("bench")
         )
         yield ChatCommand(
-            "chats", "Chats", "Show or hide the list (Ctrl+B)", run(screen.action_toggle_chats)
+            "chats",
+            "Chats",
+            "Show or hide the list of chats (Ctrl+B)",
+            run(screen.action_toggle_chats),
         )
         yield ChatCommand(
-            "rename", "Rename chat", "Another title for this chat", self._rename_open, "[TITLE]"
+            "rename", "Rename chat", "Give this chat another title", self._rename_open, "[TITLE]"
         )
-        yield ChatCommand("delete", "Delete chat", "After a question", run(self._delete_open))
+        yield ChatCommand(
+            "delete", "Delete chat", "Delete this chat, after a question", run(self._delete_open)
+        )
         yield ChatCommand(
             "bye", "", "Leave; what runs is kept (Ctrl+Q)", self._leave, "", ("quit", "exit")
         )

@@ -13,7 +13,15 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Select, Static, Switch, TextArea
 
-from app.settings import Settings, SettingsError, parse_value, replace_setting
+from app.settings import (
+    BACKENDS,
+    THINK,
+    SamplingSettings,
+    Settings,
+    SettingsError,
+    parse_value,
+    replace_setting,
+)
 from engine.speculative.options import AUTO
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ class Field:
     """Where it stands in the settings tree, for example `sampling.top_k`."""
     title: str
     help_text: str
-    kind: Literal["switch", "text", "choice", "long"] = "text"
+    kind: Literal["switch", "text", "choice", "long", "lines"] = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ SECTIONS = (
         ),
     ),
     Section(
-        "Sampling (from the next answer)",
+        "Sampling (from the next answer; empty: what the model's publisher recommends)",
         (
             Field("sampling.temperature", "Temperature", "0 always takes the likeliest token"),
             Field("sampling.top_k", "Top-k", "Keep the k likeliest; 0 keeps all"),
@@ -82,12 +90,23 @@ SECTIONS = (
         "Chat",
         (
             Field("system_prompt", "System prompt", "First message of new chats", "long"),
+            Field("think", "Thinking", "Where the model has a switch; auto: its own way", "choice"),
             Field(
                 "context_len",
                 "Context size",
                 "Tokens a chat may hold; empty: auto",
             ),
             Field("theme", "Theme", "Colours", "choice"),
+        ),
+    ),
+    Section(
+        "This machine (from the next start)",
+        (
+            Field("backend", "Backend", "Where models run; auto takes the best there is", "choice"),
+            Field("threads", "Threads", "Of the native backend; 0: physical cores"),
+            Field("cache_budget_mb", "Cache budget", "MiB for chats; 0: a share of what is free"),
+            Field("model_folders", "Model folders", "Further ones, a line each", "lines"),
+            Field("offline", "Offline", "Every connection is an error", "switch"),
         ),
     ),
 )
@@ -152,12 +171,33 @@ class SettingsScreen(Screen[None]):
                 return Select([(n, n) for n in names], value=value, allow_blank=False, compact=True)
             case "long":
                 return TextArea(str(value), compact=True, highlight_cursor_line=False)
+            case "lines":
+                return TextArea("\n".join(value), compact=True, highlight_cursor_line=False)
             case _:
-                return Input(_as_text(value), compact=True, select_on_focus=False)
+                return Input(
+                    _as_text(value),
+                    self._describe_default(field.key) if value is None else "",
+                    compact=True,
+                    select_on_focus=False,
+                )
+
+    def _describe_default(self, key: str) -> str:
+        """What is used while nothing is set, and who says so."""
+        section, _, name = key.partition(".")
+        if section != "sampling":
+            return ""
+        recommended = self.foretell.conversations.recommended
+        value = getattr(SamplingSettings().over(recommended), name)
+        return f"{value} ({'publisher' if name in recommended else 'default'})"
 
     def _choices(self, key: str) -> list[str]:
-        if key == "theme":
-            return sorted(self.foretell.available_themes)
+        match key:
+            case "theme":
+                return sorted(self.foretell.available_themes)
+            case "backend":
+                return list(BACKENDS)
+            case "think":
+                return list(THINK)
         info = self.foretell.model.info
         offered = info.algorithms if info is not None else ()
         return [AUTO, *(name for name in offered if name != AUTO)]
@@ -183,7 +223,7 @@ class SettingsScreen(Screen[None]):
     @on(events.DescendantBlur)
     def _left_area(self, event: events.DescendantBlur) -> None:
         if isinstance(event.widget, TextArea):
-            self._take(_row_of(event.widget), event.widget.text)
+            self._take_control(_row_of(event.widget))
 
     def action_close(self) -> None:
         """Use what is in the fields, then go back. A wrong value is shown; a second Escape
@@ -198,6 +238,9 @@ class SettingsScreen(Screen[None]):
         match row.control:
             case Input():
                 return self._take_text(row, row.control.value)
+            case TextArea() if row.field.kind == "lines":
+                lines = (line.strip() for line in row.control.text.splitlines())
+                return self._take(row, tuple(line for line in lines if line))
             case TextArea():
                 return self._take(row, row.control.text)
             case _:

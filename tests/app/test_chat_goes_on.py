@@ -85,6 +85,16 @@ async def test_a_full_contexts_answer_goes_on_by_a_key_on_it(tmp_path: Path) -> 
         assert stage.engine.request().answer_start == "half"
 
 
+async def test_an_answer_that_repeated_itself_is_not_offered_more_of_it(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("Tell me")
+        stage.engine.begin()
+        stage.engine.say("a a a")
+        stage.engine.finish("repetition")
+        await stage.settle()
+        assert "/continue" not in stage.text
+
+
 async def test_a_whole_answer_does_not_go_on(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await stage.ask("Tell me")

@@ -236,4 +236,4 @@ async def test_the_palette_offers_every_command(tmp_path: Path) -> None:
         offered = [c.help for c in stage.app.get_system_commands(stage.app.screen)]
         hidden = {"bye", "model"}  # the palette's own Quit, and Models
         for name in set(stage.app.chat_screen.commands.names) - hidden:
-            assert any(f"(/{name})" in text for text in offered), name
+            assert any(text.endswith(f" · /{name}") for text in offered), name

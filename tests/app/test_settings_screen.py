@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, Select, Switch, TextArea
 
-from app.screens.settings import SECTIONS, SettingRow, SettingsScreen
+from app.screens.settings import SECTIONS, SettingRow, SettingsScreen, read_setting
 from app.settings import SamplingSettings, Settings
 from engine.commands import LoadModel, UpdateSpeculation
 from engine.speculative.options import SpeculationOptions
-from tests.app.app_fixtures import Stage, open_stage
+from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
 
 
 async def open_settings(stage: Stage) -> SettingsScreen:
@@ -42,7 +42,8 @@ def test_every_sampling_and_speculation_field_is_in_the_form() -> None:
     keys = {field.key for section in SECTIONS for field in section.fields}
     for part, kind in (("sampling", SamplingSettings), ("speculation", SpeculationOptions)):
         assert {f"{part}.{field.name}" for field in dataclasses.fields(kind)} <= keys
-    assert {"system_prompt", "theme", "context_len"} <= keys
+    plain = {f.name for f in dataclasses.fields(Settings)} - {"model", "sampling", "speculation"}
+    assert plain <= keys, "the model is chosen on its own screen"
 
 
 async def test_opening_the_settings_changes_nothing(tmp_path: Path) -> None:
@@ -63,6 +64,8 @@ async def test_opening_the_settings_changes_nothing(tmp_path: Path) -> None:
         ("sampling.seed", "42", 42),
         ("speculation.window", "4", 4),
         ("speculation.min_draft_prob", "0.5", 0.5),
+        ("threads", "2", 2),
+        ("cache_budget_mb", "512", 512),
     ],
 )
 async def test_a_valid_value_is_used_and_saved_at_once(
@@ -71,8 +74,41 @@ async def test_a_valid_value_is_used_and_saved_at_once(
     async with open_stage(tmp_path) as stage:
         await open_settings(stage)
         await enter(stage, key, text)
-        section, _, name = key.partition(".")
-        assert getattr(getattr(stage.saved[-1], section), name) == value
+        assert read_setting(stage.saved[-1], key) == value
+
+
+async def test_what_the_publisher_recommends_stands_in_the_empty_fields(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL], recommendations={SMOL.name: {"temperature": 0.25}})
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_settings(stage)
+        assert "0.25 (publisher)" in stage.text
+        assert "0.9 (default)" in stage.text
+        await enter(stage, "sampling.temperature", "0.25")
+        assert stage.saved[-1].sampling.temperature == 0.25
+        await enter(stage, "sampling.temperature", "")
+        assert stage.saved[-1].sampling.temperature is None
+
+
+async def test_model_folders_are_a_line_each(tmp_path: Path) -> None:
+    async with open_stage(tmp_path, settings=Settings(model_folders=("/a",))) as stage:
+        screen = await open_settings(stage)
+        control = find_row(screen, "model_folders").control
+        assert isinstance(control, TextArea)
+        control.text += "\n\n /b c "
+        await stage.pilot.press("escape")
+        await stage.settle()
+        assert stage.saved[-1].model_folders == ("/a", "/b c")
+
+
+async def test_thinking_and_the_backend_are_chosen_from_what_there_is(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        screen = await open_settings(stage)
+        for key, value in (("think", "off"), ("backend", "native")):
+            control = find_row(screen, key).control
+            assert isinstance(control, Select)
+            control.value = value
+            await stage.settle()
+            assert read_setting(stage.saved[-1], key) == value
 
 
 @pytest.mark.parametrize(
