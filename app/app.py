@@ -293,14 +293,18 @@ class ForetellApp(App[None]):
         if found is None:
             self.notify(f"There is no model {name} here: F3 shows every model", markup=False)
         else:
-            self.use_chosen(found, drafter=None)
+            is_path = name.endswith(".gguf")  # found by its name only in a folder that is known
+            self.use_chosen(found, name=str(found.path.absolute()) if is_path else name)
 
-    def use_chosen(self, found: FoundModel, *, drafter: str | None) -> None:
-        """Load what a person chose, with the drafter they chose, and remember both."""
+    def use_chosen(self, found: FoundModel, *, name: str, drafter: str | None = None) -> None:
+        """Load what a person chose, with the drafter they chose, and remember both.
+
+        name: what finds it again at the next start.
+        """
         speculation = replace(self.settings.speculation, drafter_path=drafter)
         self.settings = replace(self.settings, speculation=speculation)
         self.use_model(found)
-        self._tell_errors(lambda: self.change_settings(replace(self.settings, model=found.name)))
+        self._tell_errors(lambda: self.change_settings(replace(self.settings, model=name)))
 
     def get_first_model(self, *, is_announced: bool) -> None:
         """Download the model to begin with, or say that there is none: the network only if asked.

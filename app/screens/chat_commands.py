@@ -222,10 +222,11 @@ class ChatCommands:
             self._app.show_error(error)
 
     def _model(self, name: str) -> None:
-        if name:
-            self._app.choose_model(name)
-        else:
+        if not name:
             self._app.action_models()
+            return
+        path = typed_path(name)
+        self._app.choose_model(str(path) if path.suffix == ".gguf" else name)
 
     def _system(self, text: str) -> None:
         if text:

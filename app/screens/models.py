@@ -1,4 +1,4 @@
-"""Models on this machine and in the catalog: get, use, delete. Downloads go on elsewhere."""
+"""Models on this machine and in the catalog: find, get, use, delete. Downloads go on elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from app.downloads import Download
@@ -20,11 +20,13 @@ from app.screens.dialogs import ConfirmDialog
 from app.services import CatalogModel, DrafterChoice, FoundModel, InstalledModel
 from app.sizes import format_bytes, format_progress
 from storage.errors import StorageError
+from storage.model_sources import is_source
 
 if TYPE_CHECKING:
     from app.app import ForetellApp
 
 
+FIND_HINT = "/ finds by name, or downloads hf:owner/repo:Q4_K_M, hf:owner/repo/file.gguf, https://…"
 LineParts = tuple[tuple[str, str], str, int, tuple[str, str]]
 """Mark with its style, name, bytes, tail with its style."""
 
@@ -58,7 +60,32 @@ class ModelLine:
         """What would be downloaded, or None when there is nothing to fetch."""
         if self.drafter is not None:
             return self.drafter.name if self.drafter.path is None else None
-        return self.entry.name if self.entry is not None and self.installed is None else None
+        if self.entry is None or self.installed is not None:
+            return None
+        return self.entry.source or self.entry.name
+
+    def fits(self, words: Sequence[str]) -> bool:
+        """Whether every word stands in a name or title of the line or of its model."""
+        owners = (self.installed, self.entry, self.drafter)
+        names = [owner.name for owner in owners if owner is not None]
+        titles = [self.entry.title] if self.entry is not None else []
+        text = " ".join((*names, *titles)).casefold()
+        return all(word in text for word in words)
+
+
+def download_lines(downloads: Sequence[Download], lines: Sequence[ModelLine]) -> list[ModelLine]:
+    """Lines for running downloads of an address, which no line is about yet."""
+    shown = {line.download_name for line in lines}
+    return [
+        ModelLine(f"address:{download.name}", entry=_at_address(download))
+        for download in downloads
+        if download.is_running and download.name not in shown and is_source(download.name)
+    ]
+
+
+def _at_address(download: Download) -> CatalogModel:
+    num_total = download.progress.num_total if download.progress else 0
+    return CatalogModel(download.name, download.name, num_total, "", source=download.name)
 
 
 def make_lines(
@@ -138,8 +165,12 @@ def _describe_drafter(line: ModelLine, download: Download | None) -> LineParts |
 class ModelsScreen(Screen[None]):
     """The list of models. Leaving it stops nothing."""
 
+    AUTO_FOCUS = "#models-list"
     BINDINGS = [
-        Binding("escape,f3", "dismiss(None)", "Back", id="models.close"),
+        Binding("escape", "back", "Back", id="models.back"),
+        Binding("f3", "dismiss(None)", "Back", id="models.close", show=False),
+        Binding("slash", "find", "Find", id="models.find"),
+        Binding("down", "into_list", show=False, id="models.down"),
         Binding("delete,d", "delete", "Delete", id="models.delete"),
         Binding("x", "cancel", "Cancel download", id="models.cancel"),
         Binding("ctrl+r", "refresh_list", "Look again", id="models.refresh", priority=True),
@@ -147,7 +178,9 @@ class ModelsScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._all: list[ModelLine] = []
         self._lines: list[ModelLine] = []
+        """Those of them that the list shows."""
 
     @property
     def foretell(self) -> ForetellApp:
@@ -157,9 +190,10 @@ class ModelsScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """The list, and what is known of the highlighted line."""
         yield Static("Models", classes="page-title", markup=False)
+        yield Input(placeholder=FIND_HINT, id="models-find", compact=True)
         yield OptionList(id="models-list", markup=False)
         yield Static("Looking for models…", id="models-details", markup=False)
-        hints = "Enter use or download · X cancel · D delete · Esc back"
+        hints = "Enter use or download · / find or address · X cancel · D delete · Esc back"
         yield Static(hints, classes="page-hints", markup=False)
 
     def on_mount(self) -> None:
@@ -175,7 +209,8 @@ class ModelsScreen(Screen[None]):
     def _read(self) -> None:
         library = self.foretell.services.models
         try:
-            lines = make_lines(library.installed(), library.catalog())
+            offered = [*library.unfinished(), *library.catalog()]
+            lines = make_lines(library.installed(), offered)
         except (StorageError, OSError) as error:
             self.foretell.call_from_worker(self.foretell.show_error, error)
             return
@@ -183,13 +218,29 @@ class ModelsScreen(Screen[None]):
 
     def show_lines(self, lines: list[ModelLine]) -> None:
         """Replace the list; the highlight stays where it was."""
-        models = self.query_one(OptionList)
+        self._all = lines
+        models, text = self.query_one(OptionList), self.query_one(Input).value.strip()
         at = models.highlighted or 0
-        self._lines = lines
+        words = [] if is_source(text) else text.casefold().split()
+        running = download_lines(list(self.foretell.downloads.states.values()), lines)
+        self._lines = lines = [line for line in (*running, *lines) if line.fits(words)]
         models.set_options(Option(self._describe(line), id=line.key) for line in lines)
         models.highlighted = min(at, len(lines) - 1) if lines else None
         if not lines:
-            self.query_one("#models-details", Static).update("There is no model here.")
+            nothing = f"Nothing is called {text!r}." if words else "There is no model here."
+            self.query_one("#models-details", Static).update(nothing)
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        self.show_lines(self._all)
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        self.query_one(OptionList).focus()
+        text = event.value.strip()
+        if is_source(text):
+            event.input.clear()
+            self._start(text)
 
     def _describe(self, line: ModelLine) -> Content:
         name = line.download_name
@@ -224,6 +275,8 @@ class ModelsScreen(Screen[None]):
         entry = line.entry
         assert entry is not None, "a line is an installed model or a catalog entry"
         folder = self.foretell.services.models.folder
+        if entry.source:
+            return f"{entry.source}\nDownloads to {folder}"
         if entry.unsupported:
             return f"{entry.title} · {entry.licence}\nCannot be run: {entry.unsupported}"
         fits = f"Does not fit: {entry.refusal}" if entry.refusal else "Fits this machine."
@@ -256,13 +309,33 @@ class ModelsScreen(Screen[None]):
             )
             if not await self.app.push_screen_wait(ConfirmDialog(question, "Download")):
                 return
-        if not self.foretell.downloads.start(name, is_drafter=line.drafter is not None):
+        self._start(name, is_drafter=line.drafter is not None)
+
+    def _start(self, name: str, *, is_drafter: bool = False) -> None:
+        if not self.foretell.downloads.start(name, is_drafter=is_drafter):
             self.notify(f"{name} is on its way already", markup=False)
-        self.show_lines(self._lines)
+        self.show_lines(self._all)
 
     def _use(self, model: InstalledModel, drafter: str | None) -> None:
-        self.foretell.use_chosen(FoundModel(model.name, model.path), drafter=drafter)
+        found = FoundModel(model.name, model.path)
+        self.foretell.use_chosen(found, name=found.name, drafter=drafter)
         self.dismiss(None)
+
+    def action_find(self) -> None:
+        """Type what to look for, or an address."""
+        self.query_one(Input).focus()
+
+    def action_into_list(self) -> None:
+        """Go from the input into the list."""
+        self.query_one(OptionList).focus()
+
+    def action_back(self) -> None:
+        """Show every line again, or leave."""
+        find = self.query_one(Input)
+        if not find.value and not find.has_focus:
+            self.dismiss(None)
+        find.clear()
+        self.query_one(OptionList).focus()
 
     def action_cancel(self) -> None:
         """Stop the highlighted download; its part is kept and goes on next time."""

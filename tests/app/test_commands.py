@@ -120,6 +120,15 @@ async def test_a_model_is_loaded_by_name_and_an_unknown_one_changes_nothing(
         assert stage.saved[-1].model == "qwen3-8b"
 
 
+async def test_a_model_chosen_by_its_path_is_found_again_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.gguf"
+    library = FakeLibrary(models=[SMOL, InstalledModel("elsewhere", path, 5, "llama")])
+    async with open_stage(tmp_path, library=library) as stage:
+        await enter(stage, f"/model {path}")
+        assert stage.app.model.name == "elsewhere"
+        assert stage.saved[-1].model == str(path)
+
+
 async def test_a_chats_system_prompt_is_changed_for_this_chat_only(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await enter(stage, "/system answer in\nverse")
