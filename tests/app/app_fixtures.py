@@ -29,6 +29,7 @@ class FakeLibrary:
     folder: Path = Path("/models")
     models: list[InstalledModel] = field(default_factory=list)
     entries: list[CatalogModel] = field(default_factory=list)
+    parts: list[CatalogModel] = field(default_factory=list)
     deleted: list[Path] = field(default_factory=list)
     deleted_parts: list[str] = field(default_factory=list)
     script: Callable[..., Path | None] | None = None
@@ -39,6 +40,9 @@ class FakeLibrary:
 
     def catalog(self) -> Sequence[CatalogModel]:
         return list(self.entries)
+
+    def unfinished(self) -> Sequence[CatalogModel]:
+        return list(self.parts)
 
     def find(self, name: str) -> FoundModel | None:
         found = (FoundModel(m.name, m.path) for m in self.models if name in (m.name, str(m.path)))
@@ -87,12 +91,21 @@ class Stage:
             # With an empty list Textual waits for every worker, a dialog that is open included.
             if threads := [w for w in self.app.workers if w._thread_worker]:
                 await self.app.workers.wait_for_complete(threads)
-            await self._drain()
+            await self.drain()
         for view in self.app.chat_screen.query(MessageView):
             await view.draw()  # not when the last drawing's rest is over, but now
-        await self._drain()
+        await self.drain()
 
-    async def _drain(self) -> None:
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for what comes about by itself, on a busy machine too."""
+        try:
+            async with asyncio.timeout(30):
+                while not is_so():
+                    await self.pilot.pause()
+        except TimeoutError:
+            raise AssertionError(f"never came about: {self.text}") from None
+
+    async def drain(self) -> None:
         """Let the pumps that handle anything here work off their queues, then refresh.
 
         pilot.pause() asks every widget, Markdown blocks too: four times as slow.

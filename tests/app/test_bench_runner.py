@@ -25,7 +25,7 @@ from engine.events import (
 )
 from engine.speculative.options import SpeculationOptions
 from storage.bench_runs import BenchStore
-from tests.app.app_fixtures import Stage, open_stage
+from tests.app.app_fixtures import open_stage
 from tests.app.fake_engine import make_model_info
 
 PROMPTS = dict.fromkeys(("one_word", "prose", "quote_file", "quote_answer"), "Say something.")
@@ -159,14 +159,6 @@ def test_a_turn_cut_short_by_another_model_is_no_figure() -> None:
     assert report.samples == []
 
 
-async def _until(stage: Stage, is_so: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if is_so():
-            return
-        await stage.pilot.pause()
-    raise AssertionError(f"never came about: {stage.text}")
-
-
 async def test_quitting_ends_a_running_bench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +167,7 @@ async def test_quitting_ends_a_running_bench(
         await stage.pilot.press("f4")
         await stage.settle()
         await stage.pilot.press("enter")
-        await _until(stage, lambda: bool(stage.engine.sent(SubmitTurn)))
+        await stage.until(lambda: bool(stage.engine.sent(SubmitTurn)))
         assert (runner := stage.app.bench) is not None
         await stage.pilot.press("ctrl+q")
     assert runner._stopped.is_set()
@@ -212,7 +204,7 @@ async def test_a_run_belongs_to_the_model_and_options_it_was_started_with(
         await stage.pilot.press("f4")
         await stage.settle()
         await stage.pilot.press("enter")
-        await _until(stage, lambda: app.bench is None and "gains 2.0x" in stage.words)
+        await stage.until(lambda: app.bench is None and "gains 2.0x" in stage.words)
         (kept,) = BenchStore(stage.store.database).list_runs()
         assert kept.model_sha256 == "measured"
         assert kept.options == dataclasses.asdict(started_with)

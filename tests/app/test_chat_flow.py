@@ -263,8 +263,7 @@ async def test_a_request_to_end_keeps_the_partial_answer(tmp_path: Path) -> None
         await stage.settle()
         chat_id = stage.chat_id
         os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(5):
-            await stage.pilot.pause()
+        await stage.until(lambda: stage.store.messages(chat_id)[-1].state == "stopped")
         answer = stage.store.messages(chat_id)[-1]
         assert (answer.content, answer.state) == ("this much", "stopped")
 
