@@ -54,9 +54,9 @@ class Script:
 
 
 async def wait_for_start(stage: Stage, script: Script) -> None:
-    assert await asyncio.to_thread(script.started.wait, 10)
-    for _ in range(3):
-        await stage.pilot.pause()
+    await stage.until(script.started.is_set)
+    await stage.until(lambda: stage.app.downloads.states[script.steps[-1]].progress is not None)
+    await stage.drain()
 
 
 async def open_models(stage: Stage) -> None:
