@@ -235,7 +235,7 @@ class Conversations:
     def leave(self, chat_id: str) -> None:
         """Another chat is opened: one that nobody wrote to is not kept."""
         chat = self.store.get(chat_id)
-        is_touched = chat.num_messages or chat.draft or chat.title
+        is_touched = chat.num_messages or chat.draft.strip() or chat.title
         if not is_touched and chat.system_prompt == self._settings().system_prompt:
             self.delete(chat_id)
 

@@ -353,9 +353,9 @@ class ChatScreen(Screen[None]):
     @on(PromptInput.RecallRequested)
     def _recall(self, event: PromptInput.RecallRequested) -> None:
         event.stop()
-        if self.chat_id is not None:
-            with self.told():
-                self.prompt.recall(self.conversations.questions(self.chat_id), event.step)
+        with self.told():
+            asked = self.conversations.questions(self.chat_id) if self.chat_id else []
+            self.prompt.recall(asked, event.step)
 
     @on(PromptInput.LookRequested)
     def _look(self, event: PromptInput.LookRequested) -> None:

@@ -20,7 +20,8 @@ Writing
   Up Down        in the first or last line: your earlier messages,
                  and back to what you were writing
   Backspace      in an empty field: drop what is attached
-  Ctrl+G         write in your own editor ($VISUAL or $EDITOR)
+  Ctrl+G         write in your own editor ($VISUAL or $EDITOR);
+                 what is attached is in it too
   Tab            behind /: complete a command
   Esc            stop the answer; what has come is kept
 

@@ -232,6 +232,8 @@ class PromptInput(Vertical):
 
     def put_back(self, draft: Draft) -> None:
         """What was to be sent was not: put it before what has been written since."""
+        if draft == Draft():
+            return
         now = self.draft
         typed = "\n".join(part for part in (draft.typed, now.typed) if part)
         self.draft = Draft((*draft.attachments, *now.attachments), typed)
@@ -253,6 +255,8 @@ class PromptInput(Vertical):
             self._recalled, self.draft = None, self._kept
         elif 0 <= at < len(prompts):
             self._recalled, self.text = at, prompts[at]
+        else:
+            self.area.move_cursor((0, 0) if step < 0 else self.area.document.end)
 
     def watch_attachments(self, attachments: tuple[Attachment, ...]) -> None:
         """Show one chip for each attachment."""

@@ -106,6 +106,15 @@ async def test_up_walks_back_through_the_questions_and_down_to_the_draft(tmp_pat
         assert seen[5:] == [two, "three", "my draft", "my draft", "my draft"]
 
 
+async def test_without_earlier_questions_up_and_down_go_to_the_ends(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stage.type("text")
+        await stage.pilot.press("up", "<")
+        await stage.pilot.press("down", ">")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "<text>"
+
+
 async def test_a_recalled_question_that_was_changed_is_the_draft(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         prompt = stage.app.chat_screen.prompt

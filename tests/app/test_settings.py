@@ -173,3 +173,8 @@ def test_only_what_a_person_changed_is_saved(tmp_path: Path) -> None:
     assert load_settings(path, {}) == replace_setting(stored, "speculation.is_enabled", False)
     file.save(shown)  # and back again
     assert load_settings(path, {}) == stored
+
+
+def test_the_editor_is_the_visual_one_first() -> None:
+    assert read_environment({"VISUAL": "code -w", "EDITOR": "vi"}).editor == "code -w"
+    assert read_environment({"EDITOR": "vi"}).editor == "vi"
