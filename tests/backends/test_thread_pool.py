@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.native.library import ThreadPool, physical_cores, quota_cores, shared_pool
+from backends.native.library import (
+    ThreadPool,
+    load_library,
+    physical_cores,
+    quota_cores,
+    shared_pool,
+)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -52,14 +59,44 @@ def test_two_callers_take_turns() -> None:
     pool.close()
 
 
-def test_workers_that_went_to_sleep_are_woken() -> None:
-    """Longer than a worker spins: the next job must still find them or do without."""
-    pool = ThreadPool(4)
-    pause = threading.Event()
-    for _ in range(5):
-        pause.wait(0.002)
-        assert np.all(pool.visit(256, 1) == 1)
+def threads_that_meet(pool: ThreadPool, count: int) -> set[int]:
+    """Run `count` items that each wait until all of them run; the threads they ran on."""
+    everyone, met = threading.Barrier(count), set()
+
+    def item(arg: object, begin: int, end: int, thread: int) -> None:
+        try:
+            everyone.wait(timeout=30)
+        except threading.BrokenBarrierError:
+            return
+        met.add(threading.get_ident())
+
+    job = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int] * 3)(item)
+    ranges = load_library().ft_pool_ranges
+    ranges.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    ranges(pool.handle, count, 1, ctypes.cast(job, ctypes.c_void_p), None)
+    return met
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_every_thread_takes_part(threads: int) -> None:
+    pool = ThreadPool(threads)
+    assert len(threads_that_meet(pool, threads)) == threads
     pool.close()
+
+
+def test_workers_that_went_to_sleep_are_woken() -> None:
+    """A worker spins for 50 us, then sleeps: a job that needs it must still get it."""
+    for _ in range(5):
+        pool = ThreadPool(2)
+        threading.Event().wait(0.002)
+        assert len(threads_that_meet(pool, 2)) == 2
+        pool.close()
 
 
 def test_the_process_has_one_pool_per_size_and_defaults_to_the_physical_cores() -> None:
