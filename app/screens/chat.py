@@ -372,7 +372,7 @@ class ChatScreen(Screen[None]):
             self._commands.tell(error)
             return
         if after != before:
-            self.prompt.text = after
+            self.prompt.rewrite(after)
 
     # -- drafts ------------------------------------------------------------------------
 

@@ -238,6 +238,14 @@ class PromptInput(Vertical):
         typed = "\n".join(part for part in (draft.typed, now.typed) if part)
         self.draft = Draft((*draft.attachments, *now.attachments), typed)
 
+    def rewrite(self, text: str) -> None:
+        """Take what was written elsewhere; attachments it still begins with stay chips."""
+        head = "".join(f"{a.text}\n\n" for a in self.attachments).lstrip("\n")
+        if head and text.startswith(head):
+            self.draft = Draft(self.attachments, text.removeprefix(head))
+        else:
+            self.text = text
+
     def attach(self, attachment: Attachment) -> None:
         """Add a chip."""
         self.attachments = (*self.attachments, attachment)

@@ -12,6 +12,7 @@ from textual.app import SuspendNotSupported
 
 from app.editor import edit_text
 from app.errors import Refused
+from app.widgets.prompt import Attachment
 from engine.commands import SubmitTurn
 from engine.events import TurnStarted
 from storage.errors import StorageError
@@ -270,6 +271,27 @@ async def test_the_message_is_written_in_the_persons_editor(
         await stage.pilot.press("ctrl+g")
         await stage.settle()
         assert stage.app.chat_screen.prompt.text == "so far é and more"
+
+
+async def test_what_is_attached_stays_a_chip_when_the_editor_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        prompt = stage.app.chat_screen.prompt
+        object.__setattr__(stage.app.services, "editor", editor_that(tmp_path, APPEND))
+        monkeypatch.setattr(stage.app, "suspend", nullcontext)
+        prompt.attach(Attachment("\nfile.txt:\n\nlines\n", "file.txt"))
+        await stage.type("so far ")
+        await stage.pilot.press("ctrl+g")
+        await stage.settle()
+        assert prompt.area.text == "so far é and more"
+        assert [attachment.name for attachment in prompt.attachments] == ["file.txt"]
+        object.__setattr__(
+            stage.app.services, "editor", editor_that(tmp_path, "path.write_text('all new')")
+        )
+        await stage.pilot.press("ctrl+g")
+        await stage.settle()
+        assert (prompt.area.text, prompt.attachments) == ("all new", ())
 
 
 async def test_without_an_editor_one_line_says_what_to_set(tmp_path: Path) -> None:
