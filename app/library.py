@@ -19,7 +19,7 @@ from app.settings import Environment, Settings
 from models.catalog import CatalogDrafter, load_catalog
 from models.catalog import CatalogModel as CatalogEntry
 from storage.errors import DownloadCancelled, ModelNotFound
-from storage.model_files import ModelFile, ModelFiles, kept_bytes
+from storage.model_files import PART_SUFFIX, ModelFile, ModelFiles, kept_bytes
 from storage.model_sources import is_source
 from storage.paths import Paths
 
@@ -70,6 +70,22 @@ class Library:
         here = _by_name_and_hash(self.files.installed())
         models = [_catalog_model(entry, here, self.folder) for entry in load_catalog().models]
         return sorted(models, key=lambda model: model.unsupported is not None)
+
+    def unfinished(self) -> Sequence[CatalogModel]:
+        """What was pulled by its address and is not whole yet."""
+        known = {self.folder / file.file_name for e in load_catalog().entries for file in e.files}
+        return [
+            CatalogModel(
+                name=part.name,
+                title=part.source or part.name,
+                size_bytes=part.total_bytes or part.size_bytes,
+                licence="",
+                part_bytes=part.size_bytes,
+                source=part.source,
+            )
+            for part in self.files.parts()
+            if part.path.with_name(part.path.name.removesuffix(PART_SUFFIX)) not in known
+        ]
 
     def find(self, name: str) -> FoundModel | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""

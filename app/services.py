@@ -92,6 +92,8 @@ class CatalogModel:
     """Why it does not fit this machine, with both numbers; None when it fits."""
     unsupported: str | None = None
     """Why this program cannot run it at all; None when it can."""
+    source: str = ""
+    """Where a model that is not in the catalog comes from; empty for one of the catalog."""
     drafters: tuple[DrafterChoice, ...] = ()
 
 
@@ -107,6 +109,9 @@ class ModelLibrary(Protocol):
 
     def catalog(self) -> Sequence[CatalogModel]:
         """Every model that can be downloaded, smallest first."""
+
+    def unfinished(self) -> Sequence[CatalogModel]:
+        """What was pulled by its address and is not whole yet."""
 
     def find(self, name: str) -> FoundModel | None:
         """The file a catalog name, file stem or path means, or None when it is not here."""

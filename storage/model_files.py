@@ -15,10 +15,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from storage.download_lock import download_lock
 from storage.errors import ModelNotFound, StorageError
@@ -74,6 +75,8 @@ class PartFile:
     size_bytes: int
     total_bytes: int | None
     """Size of the whole file where it is known."""
+    source: str = ""
+    """Address it comes from, without what was secret in it; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +309,14 @@ def _with_unique_names(models: list[ModelFile]) -> list[ModelFile]:
 
 
 def _part(path: Path) -> PartFile:
-    total: int | None = None
-    try:
-        total = json.loads(path.with_name(path.name + ".json").read_bytes())["size_bytes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        total = None  # a part without its note starts over; it still can be listed and removed
+    note: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        note = json.loads(path.with_name(path.name + ".json").read_bytes())
+    if not isinstance(note, dict):
+        note = {}  # a part without its note starts over; it still can be listed and removed
     name = path.name.removesuffix(PART_SUFFIX).removesuffix(".gguf")
-    return PartFile(name, path, path.stat().st_size, total)
+    size, source = note.get("size_bytes"), str(note.get("source", ""))
+    return PartFile(name, path, path.stat().st_size, size, source)
 
 
 def _discard(path: Path) -> bool:

@@ -64,6 +64,10 @@ class ModelLine:
             return None
         return self.entry.source or self.entry.name
 
+    def is_part_of(self, address: str) -> bool:
+        """Whether the line is about what a download of this address has left so far."""
+        return self.entry is not None and bool(self.entry.source) and self.entry.name in address
+
     def fits(self, words: Sequence[str]) -> bool:
         """Whether every word stands in a name or title of the line or of its model."""
         owners = (self.installed, self.entry, self.drafter)
@@ -73,19 +77,16 @@ class ModelLine:
         return all(word in text for word in words)
 
 
-def download_lines(downloads: Sequence[Download], lines: Sequence[ModelLine]) -> list[ModelLine]:
-    """Lines for running downloads of an address, which no line is about yet."""
+def with_downloads(lines: Sequence[ModelLine], downloads: Sequence[Download]) -> list[ModelLine]:
+    """The lines, and before them running downloads of an address that none of them is about."""
     shown = {line.download_name for line in lines}
-    return [
-        ModelLine(f"address:{download.name}", entry=_at_address(download))
-        for download in downloads
-        if download.is_running and download.name not in shown and is_source(download.name)
+    names = [download.name for download in downloads if download.is_running]
+    fresh = [name for name in names if is_source(name) and name not in shown]
+    running = [
+        ModelLine(f"address:{name}", entry=CatalogModel(name, name, 0, "", source=name))
+        for name in fresh
     ]
-
-
-def _at_address(download: Download) -> CatalogModel:
-    num_total = download.progress.num_total if download.progress else 0
-    return CatalogModel(download.name, download.name, num_total, "", source=download.name)
+    return running + [line for line in lines if not any(line.is_part_of(name) for name in fresh)]
 
 
 def make_lines(
@@ -99,7 +100,8 @@ def make_lines(
     for entry in catalog:
         if not entry.is_installed:
             lines.append(ModelLine(f"catalog:{entry.name}", entry=entry))
-            lines.extend(_drafter_lines(f"catalog:{entry.name}", entry.drafters, entry=entry))
+            drafters = () if entry.unsupported else entry.drafters
+            lines.extend(_drafter_lines(f"catalog:{entry.name}", drafters, entry=entry))
     return lines
 
 
@@ -120,7 +122,8 @@ def describe_line(
     parts = _describe_drafter(line, download) or _describe_model(line, loaded, download)
     mark, name, size, tail = parts
     padded = set_cell_size(name, max(cell_len(name), name_cells - cell_len(mark[0])))
-    described = Content.assemble(mark, (padded, "bold"), f"  {format_bytes(size):>7}  ", tail)
+    shown_size = format_bytes(size) if size else ""  # of an address it comes with the first bytes
+    described = Content.assemble(mark, (padded, "bold"), f"  {shown_size:>8}  ", tail)
     return described.stylize("dim") if line.unsupported else described
 
 
@@ -135,7 +138,8 @@ def _describe_model(line: ModelLine, loaded: str, download: Download | None) -> 
     if download is not None and (download.is_running or download.error):
         tail = format_progress(download.progress) if download.is_running else download.error
         style = "$text-accent" if download.is_running else "$text-error"
-        return (("↓ ", "$text-accent"), entry.name, entry.size_bytes, (tail, style))
+        size = entry.size_bytes or (download.progress.num_total if download.progress else 0)
+        return (("↓ ", "$text-accent"), entry.name, size, (tail, style))
     if entry.unsupported is not None:
         tail, style = entry.unsupported, "$text-muted"
     elif entry.refusal is not None:
@@ -222,8 +226,8 @@ class ModelsScreen(Screen[None]):
         models, text = self.query_one(OptionList), self.query_one(Input).value.strip()
         at = models.highlighted or 0
         words = [] if is_source(text) else text.casefold().split()
-        running = download_lines(list(self.foretell.downloads.states.values()), lines)
-        self._lines = lines = [line for line in (*running, *lines) if line.fits(words)]
+        lines = with_downloads(lines, list(self.foretell.downloads.states.values()))
+        self._lines = lines = [line for line in lines if line.fits(words)]
         models.set_options(Option(self._describe(line), id=line.key) for line in lines)
         models.highlighted = min(at, len(lines) - 1) if lines else None
         if not lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -137,3 +138,17 @@ def test_a_model_folder_below_the_home_of_nobody_is_an_empty_one(tmp_path: Path)
     env = {"HOME": str(tmp_path), "FORETELL_HOME": "~nobody-of-this-name/foretell"}
     settings = Settings(model_folders=("~nobody-of-this-name/models",))
     assert Library(Paths(tmp_path), settings, read_environment(env)).installed() == []
+
+
+def test_an_unfinished_pull_of_an_address_is_listed_with_its_address(library: Library) -> None:
+    """It stood in `models list` alone, and nothing on the screen could go on with it."""
+    entry = next(m for m in load_catalog().models if len(m.files) == 1)
+    for name in (entry.files[0].file_name, "other.gguf", "odd.gguf"):
+        path = library.folder / f"{name}.part"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"GGUF")
+    note = {"source": "https://h/other.gguf", "size_bytes": 9}
+    (library.folder / "other.gguf.part.json").write_text(json.dumps(note), "utf-8")
+    (library.folder / "odd.gguf.part.json").write_text("[]", "utf-8")
+    found = [(m.name, m.size_bytes, m.part_bytes, m.source) for m in library.unfinished()]
+    assert found == [("odd", 4, 4, ""), ("other", 9, 4, "https://h/other.gguf")]

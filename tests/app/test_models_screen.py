@@ -295,11 +295,13 @@ async def test_a_drafter_is_not_taken_for_the_first_model(tmp_path: Path) -> Non
 
 
 async def test_what_cannot_be_run_says_why_and_is_not_fetched(tmp_path: Path) -> None:
-    strange = CatalogModel("m9", "M9", 9_000_000, "MIT", unsupported="architecture [m is unknown")
+    reason, drafters = "architecture [m is unknown", (DrafterChoice("m9-head", 9),)
+    strange = CatalogModel("m9", "M9", 9_000_000, "MIT", unsupported=reason, drafters=drafters)
     library = FakeLibrary(models=[SMOL], entries=[strange])
     async with open_stage(tmp_path, library=library) as stage:
         await open_models(stage)
         assert "m9 9 MB architecture [m is unknown" in stage.words
+        assert "m9-head" not in stage.text
         await stage.pilot.press("down")
         await stage.settle()
         assert "Cannot be run: architecture [m is unknown" in stage.words
@@ -398,3 +400,65 @@ async def test_two_names_of_one_file_are_two_lines(tmp_path: Path) -> None:
         assert stage.engine.sent(LoadModel)[-1].name == "ollama:m:8b"
         await open_models(stage)
         assert "● ollama:m:8b" in stage.words
+
+
+async def test_the_list_is_narrowed_by_what_is_typed(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL, QWEN], entries=[GEMMA, HUGE])
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("/", *"Gem 3")
+        await stage.settle()
+        assert "gemma3-270m" in stage.text
+        assert "qwen3-8b" not in stage.text
+        await stage.pilot.press(*"x")
+        await stage.settle()
+        assert "Nothing is called 'Gem 3x'." in stage.text
+        await stage.pilot.press("escape")
+        await stage.settle()
+        assert "qwen3-8b" in stage.text
+        await stage.pilot.press("/", *"qwen", "enter", "enter")
+        await stage.settle()
+        assert stage.engine.sent(LoadModel)[-1].name == "qwen3-8b"
+
+
+async def test_an_address_is_downloaded_and_shown_on_the_way(tmp_path: Path) -> None:
+    library = FakeLibrary(models=[SMOL])
+    script = Script(library, InstalledModel("m", Path("/m.gguf"), 253_113_024))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        await stage.pilot.press("/", *"hf:o/r/m.gguf", "enter")
+        await wait_for_start(stage, script)
+        assert script.steps == ["hf:o/r/m.gguf"]
+        assert "↓ hf:o/r/m.gguf 253 MB 127 MB of 253 MB" in stage.words
+        library.parts = [CatalogModel("m", "m", 9, "", part_bytes=4, source="https://h/o/m.gguf")]
+        await stage.pilot.press("ctrl+r")
+        async with asyncio.timeout(30):  # not settle(): it would wait for the download
+            while stage.app.screen._all[-1].key != "catalog:m":
+                await stage.pilot.pause(0.02)
+        assert "unfinished" not in stage.text
+        library.parts = []
+        assert "smollm2-135m" in stage.text
+        script.go_on()
+        await stage.settle()
+        await stage.settle()
+        assert "m is ready" in stage.notices
+        assert "hf:o/r/m.gguf" not in stage.text
+
+
+async def test_an_unfinished_pull_of_an_address_goes_on_with_enter(tmp_path: Path) -> None:
+    part = CatalogModel(
+        "m", "M", 253_113_024, "", part_bytes=100_000_000, source="https://h/o/m.gguf"
+    )
+    library = FakeLibrary(models=[SMOL], parts=[part])
+    script = Script(library, InstalledModel("m", Path("/m.gguf"), 253_113_024))
+    async with open_stage(tmp_path, library=library) as stage:
+        await open_models(stage)
+        assert "m 253 MB unfinished, 100 MB kept" in stage.words
+        await stage.pilot.press("down")
+        await stage.settle()
+        assert "https://h/o/m.gguf" in stage.text
+        await stage.pilot.press("enter")
+        await wait_for_start(stage, script)
+        assert script.steps == ["https://h/o/m.gguf"]
+        assert "↓ m 253 MB 127 MB of 253 MB" in stage.words
+        script.go_on()
