@@ -52,6 +52,10 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     """The model's own chat format, rendered in a sandbox."""
 
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether `enable_thinking` in `extra` changes anything."""
+
     def encode(
         self,
         messages: Sequence[Message],

@@ -235,6 +235,7 @@ class InferenceEngine:
             context_len=self._session.context_len,
             vocab_size=model.vocab_size,
             has_chat_template=model.template is not None,
+            has_thinking_switch=bool(model.template and model.template.has_thinking_switch),
             backend=executable.caps.name,
             device=executable.caps.device,
             weight_bytes=executable.weight_bytes,

@@ -37,6 +37,8 @@ class ModelInfo:
     """Most tokens a chat may hold."""
     vocab_size: int
     has_chat_template: bool
+    has_thinking_switch: bool
+    """Whether `SubmitTurn.think` changes anything."""
     backend: str
     device: str
     weight_bytes: int

@@ -69,6 +69,11 @@ class GgufChatTemplate:
             return None
         return cls(source, tokenizer, model_name=file.path.name)
 
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether the template asks for `enable_thinking`."""
+        return "enable_thinking" in self.source
+
     def encode(
         self,
         messages: Sequence[Message],

@@ -32,6 +32,8 @@ def run_ask(args: argparse.Namespace, wiring: Wiring) -> None:
     )
     with HeadlessEngine(lambda on_event: wiring.start_engine(settings, on_event)) as engine:
         info = engine.load(found.load_command(settings))
+        if args.think is not None and not (args.raw or info.has_thinking_switch):
+            note(f"foretell: {info.name} has no switch for thinking")
         finished = _answer(engine, turn, printer)
     if args.json:
         say_json(_document(info, finished, printer.split))

@@ -105,7 +105,13 @@ class ChatCommands:
     def _make_table(self) -> Iterable[ChatCommand]:
         screen, run = self._screen, _without_argument
         yield ChatCommand("help", "Help", "Keys and commands (F1)", self._open("help"), "", ("?",))
-        yield ChatCommand("new", "New chat", "Start an empty chat (Ctrl+N)", run(screen.action_new))
+        yield ChatCommand(
+            "new",
+            "New chat",
+            "Start an empty chat (Ctrl+N)",
+            run(screen.action_new),
+            aliases=("clear",),
+        )
         yield ChatCommand(
             "search",
             "Search chats",
@@ -202,7 +208,12 @@ class ChatCommands:
         if chosen not in THINK:
             raise Refused(f"/think {word}: use on, off or auto")
         self._change(replace(settings, think=chosen))
-        self._screen.notify(f"Thinking: {chosen}, from the next answer on", markup=False)
+        info = self._app.model.info
+        if info is not None and not info.has_thinking_switch:
+            when = f"for models with a switch, which {info.name} has not"
+        else:
+            when = "from the next answer on"
+        self._screen.notify(f"Thinking: {chosen}, {when}", markup=False)
 
     def _spec(self, word: str) -> None:
         settings = self._app.settings

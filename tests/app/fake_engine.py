@@ -45,6 +45,7 @@ def make_model_info(name: str = "smollm2-135m", **changes: object) -> ModelInfo:
         context_len=8192,
         vocab_size=49_152,
         has_chat_template=True,
+        has_thinking_switch=True,
         backend="native",
         device="cpu",
         weight_bytes=98_000_000,

@@ -97,6 +97,14 @@ async def test_thinking_is_switched_for_the_next_answer(tmp_path: Path) -> None:
             await stage.settle()
 
 
+async def test_a_model_without_a_switch_for_thinking_is_said(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        stage.engine.finish_load(has_thinking_switch=False)
+        await stage.settle()
+        await enter(stage, "/think on")
+        assert "which smollm2-135m has not" in stage.notices
+
+
 async def test_speculation_is_switched_to_what_was_said(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await enter(stage, "/spec off")

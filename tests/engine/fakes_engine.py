@@ -53,6 +53,8 @@ class ByteTokenizer:
 class FakeTemplate:
     """<s>system<e><u>user<e><a>answer<e>...; may open the answer with text it later leaves out."""
 
+    has_thinking_switch = False
+
     def __init__(self, opening: str = "") -> None:
         self._opening = list(opening.encode())
 

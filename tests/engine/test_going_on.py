@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from engine.commands import CancelTurn, Message
-from engine.events import TurnStarted
+from engine.events import ModelLoaded, TurnStarted
 from engine.prompt import encode_answer_start
 from tests.engine.fakes_engine import (
     ByteTokenizer,
@@ -26,6 +26,8 @@ TALK = [("user", "say the alphabet")]
 
 class ThinkingTemplate(FakeTemplate):
     """Opens a thought when told to think, and an empty one when told not to."""
+
+    has_thinking_switch = True
 
     def encode(
         self,
@@ -105,6 +107,11 @@ def test_the_switch_reaches_the_template_and_none_leaves_it_alone() -> None:
         rig.ask(TALK, think=think)
         tails.append(of_type(rig.events, TurnStarted)[-1].prompt_tail)
     assert tails == ["<a>", "<think>\n", "</think>"]
+
+
+def test_a_model_says_whether_it_has_the_switch() -> None:
+    infos = [of_type(rig.events, ModelLoaded)[0].info for rig in (thinking_rig(), EngineRig())]
+    assert [info.has_thinking_switch for info in infos] == [True, False]
 
 
 def test_switching_thinking_keeps_the_cached_history() -> None:

@@ -253,6 +253,9 @@ def test_extra_variables_reach_the_template(toy: GgufTokenizer) -> None:
     source = "{% if enable_thinking is defined and not enable_thinking %}<think>{% endif %}!"
     assert prompt(toy, source, user("x")) == "!"
     assert prompt(toy, source, user("x"), enable_thinking=False) == "<think>!"
+    with_switch = GgufChatTemplate(source, toy, model_name="toy.gguf")
+    assert with_switch.has_thinking_switch
+    assert not GgufChatTemplate(TURNS, toy, model_name="toy.gguf").has_thinking_switch
 
 
 def test_what_transformers_offers_is_there(toy: GgufTokenizer) -> None:
