@@ -76,7 +76,7 @@ class Library:
         known = {self.folder / file.file_name for e in load_catalog().entries for file in e.files}
         return [
             CatalogModel(
-                name=part.name,
+                name=part.name if part.path.parent == self.folder else part.path.parent.name,
                 title=part.source or part.name,
                 size_bytes=part.total_bytes or part.size_bytes,
                 licence="",
@@ -179,7 +179,10 @@ class Library:
         self.files.remove(self.files.resolve(str(path)))
 
     def delete_part(self, name: str) -> None:
-        """Remove what an unfinished download has kept."""
+        """Remove what an unfinished download has kept, files of a split model that are whole too."""
+        for model in self.files.installed():
+            if model.name == name and model.can_remove and not model.is_complete:
+                self.files.remove(model)
         self.files.remove_part(name)
 
 

@@ -97,11 +97,11 @@ def make_lines(
     for model in installed:
         lines.append(ModelLine(f"installed:{model.name}", installed=model))
         lines.extend(_drafter_lines(f"installed:{model.name}", model.drafters, installed=model))
-    for entry in catalog:
+    for at, entry in enumerate(catalog):  # what was pulled by its address may be called anything
         if not entry.is_installed:
-            lines.append(ModelLine(f"catalog:{entry.name}", entry=entry))
+            lines.append(ModelLine(f"catalog:{at}", entry=entry))
             drafters = () if entry.unsupported else entry.drafters
-            lines.extend(_drafter_lines(f"catalog:{entry.name}", drafters, entry=entry))
+            lines.extend(_drafter_lines(f"catalog:{at}", drafters, entry=entry))
     return lines
 
 

@@ -152,3 +152,17 @@ def test_an_unfinished_pull_of_an_address_is_listed_with_its_address(library: Li
     (library.folder / "odd.gguf.part.json").write_text("[]", "utf-8")
     found = [(m.name, m.size_bytes, m.part_bytes, m.source) for m in library.unfinished()]
     assert found == [("odd", 4, 4, ""), ("other", 9, 4, "https://h/other.gguf")]
+
+
+def test_nothing_is_left_of_a_split_model_whose_unfinished_download_is_deleted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that were whole stayed, and the line went on to say "unfinished"."""
+    monkeypatch.setattr("send2trash.send2trash", Path.unlink)
+    folder = library.folder / "big"
+    folder.mkdir(parents=True)
+    for name in ("b-00001-of-00002.gguf", "b-00002-of-00002.gguf.part"):
+        (folder / name).write_bytes(b"GGUF")
+    assert [part.name for part in library.unfinished()] == ["big"]
+    library.delete_part("big")
+    assert not folder.exists()

@@ -433,7 +433,7 @@ async def test_an_address_is_downloaded_and_shown_on_the_way(tmp_path: Path) -> 
         library.parts = [CatalogModel("m", "m", 9, "", part_bytes=4, source="https://h/o/m.gguf")]
         await stage.pilot.press("ctrl+r")
         async with asyncio.timeout(30):  # not settle(): it would wait for the download
-            while stage.app.screen._all[-1].key != "catalog:m":
+            while stage.app.screen._all[-1].key != "catalog:0":
                 await stage.pilot.pause(0.02)
         assert "unfinished" not in stage.text
         library.parts = []
@@ -449,7 +449,8 @@ async def test_an_unfinished_pull_of_an_address_goes_on_with_enter(tmp_path: Pat
     part = CatalogModel(
         "m", "M", 253_113_024, "", part_bytes=100_000_000, source="https://h/o/m.gguf"
     )
-    library = FakeLibrary(models=[SMOL], parts=[part])
+    same_name = CatalogModel("m", "M", 1_000_000, "MIT")
+    library = FakeLibrary(models=[SMOL], entries=[same_name], parts=[part])
     script = Script(library, InstalledModel("m", Path("/m.gguf"), 253_113_024))
     async with open_stage(tmp_path, library=library) as stage:
         await open_models(stage)
