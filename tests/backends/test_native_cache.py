@@ -13,6 +13,9 @@ from backends.native.executable import MAX_VERIFY_ROWS, NativeExecutable
 from backends.native.kv_cache import BLOCK, CacheLayout, NativeCache, ring_size
 from backends.program import KvSlot
 from tests.backends.tiny_programs import WINDOW, everything, logits_of, random_ids
+from tests.cpu_backend import needs_native
+
+pytestmark = needs_native
 
 
 @cache

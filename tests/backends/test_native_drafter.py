@@ -22,6 +22,9 @@ from tests.backends.tiny_programs import (
     everything,
     random_ids,
 )
+from tests.cpu_backend import needs_native
+
+pytestmark = needs_native
 
 PROMPT_LENS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 140, 300)
 

@@ -43,6 +43,9 @@ from tests.backends.tiny_programs import (
     logits_of,
     random_ids,
 )
+from tests.cpu_backend import needs_native
+
+pytestmark = needs_native
 
 ROW_COUNTS = (1, 2, 7, 8, 9, 16, 17)
 

@@ -18,9 +18,12 @@ from tests.backends.native_kernels import (
     kernel_library,
     random_rows,
 )
+from tests.cpu_backend import needs_native
 
 if TYPE_CHECKING:
     import ctypes
+
+pytestmark = needs_native
 
 ROW_COUNTS = (*range(1, 18), 33, 70)
 SUPER_BLOCK = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")

@@ -17,9 +17,12 @@ from tests.backends.native_kernels import (
     random_rows,
     type_number,
 )
+from tests.cpu_backend import needs_native
 
 if TYPE_CHECKING:
     import ctypes
+
+pytestmark = needs_native
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from backends.first_that_fits import FirstThatFits
 from backends.program import Program
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from tests.backends.tiny_programs import drafter, everything
+from tests.cpu_backend import needs_native
 
 
 def refuse(reason: str) -> Backend:
@@ -107,6 +108,7 @@ def test_every_backend_is_described_with_device_or_reason(monkeypatch: pytest.Mo
     assert not rows["cuda"].is_available
 
 
+@needs_native
 def test_the_native_backend_is_chosen_and_loaded_without_torch() -> None:
     """`ask` on a CPU must not pay 2 s for a library it does not use."""
     script = (

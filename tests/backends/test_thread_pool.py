@@ -16,6 +16,9 @@ from backends.native.library import (
     quota_cores,
     shared_pool,
 )
+from tests.cpu_backend import needs_native
+
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -23,10 +23,10 @@ from engine.speculative.options import SpeculationOptions
 from engine.speculative.trunk import Trunk
 from engine.speculative.window import FixedWindow
 from models.loader import Loader
+from tests.cpu_backend import CPU_BACKEND
 from tests.engine.fakes_engine import GREEDY, PLAIN, EngineRig, of_type
 from tests.engine.fakes_speculative import FakeClock, Turn
 from tests.engine.speculative_bench import take_step
-from tests.engine.test_parity_models import BACKEND
 from tests.models.tiny_assistant import (
     VOCAB,
     WINDOW,
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """A trunk whose drafter is right most of the time, but not always."""
     folder = tmp_path_factory.mktemp("assistant")
     trunk, assistant = predictable()
-    return Loader(lambda: available(BACKEND))(
+    return Loader(lambda: available(CPU_BACKEND))(
         write_trunk(folder, trunk),
         name="tiny",
         speculation=SpeculationOptions(drafter_path=str(write_assistant(folder, assistant))),

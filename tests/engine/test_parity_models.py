@@ -19,8 +19,9 @@ from engine.speculative.speculator import Decline, Speculator
 from engine.speculative.target import TargetTraits
 from engine.speculative.trunk import Trunk
 from engine.speculative.window import FixedWindow
+from tests.cpu_backend import CPU_BACKEND
 from tests.engine.fakes_speculative import FakeClock, Turn
-from tests.models.trunk_fixtures import BACKENDS, executable, expected
+from tests.models.trunk_fixtures import executable, expected
 
 TRUNKS = ("llama", "qwen3", "gemma3")
 """gemma3 has windows of 16 tokens, which 24 + 40 tokens wrap several times."""
@@ -30,8 +31,6 @@ SAMPLING = {
     "sampled": SamplingParams(temperature=0.9, top_k=20, seed=3),
     "penalised": SamplingParams(temperature=0.0, repeat_penalty=1.2, frequency_penalty=0.3),
 }
-BACKEND = "native" if "native" in BACKENDS else "torch-cpu"
-"""The CPU backend of this machine: torch where no compiler was at hand."""
 
 
 def prompt_of(trunk: str) -> list[int]:
@@ -58,7 +57,7 @@ def prefill(trunk: Trunk, token_ids: Sequence[int], turn: Turn) -> int:
 def plain_tokens(trunk: str, sampling: str) -> list[int]:
     """What plain decoding emits."""
     prompt = prompt_of(trunk)
-    target = trunk_on(executable(trunk, BACKEND), vocab_of(trunk))
+    target = trunk_on(executable(trunk, CPU_BACKEND), vocab_of(trunk))
     turn = Turn(prompt, SAMPLING[sampling], max_tokens=NUM_TOKENS)
     token_id = prefill(target, prompt, turn)
     while not turn.is_over:
@@ -90,7 +89,7 @@ def speculator_of(spec: str, trunk: str, plain: Sequence[int], target: Trunk) ->
 def test_s70_stream_and_cache_are_plain_decodings_to_the_bit(
     trunk: str, spec: str, window: int, sampling: str
 ) -> None:
-    model = executable(trunk, BACKEND)
+    model = executable(trunk, CPU_BACKEND)
     params = SAMPLING[sampling]
     plain = plain_tokens(trunk, sampling)
     prompt = prompt_of(trunk)

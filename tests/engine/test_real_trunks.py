@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from backends.base import BackendUnavailable
 from engine.contracts import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
+from tests.cpu_backend import CPU_BACKEND
 from tests.engine.fakes_engine import GREEDY, PLAIN, EngineRig, fake_model
-from tests.models.trunk_fixtures import BACKENDS, executable, expected
+from tests.models.trunk_fixtures import executable, expected
 
-BACKEND = "native" if "native" in BACKENDS else "torch-cpu"
 DRAFTING = SpeculationOptions(algorithm="ngram", use_governor=False)
 SAMPLED = SamplingParams(temperature=0.9, seed=4, repeat_penalty=1.1)
 NUM_TOKENS = 48
 
 
 def _model(trunk: str) -> LoadedModel:
-    try:
-        real = executable(trunk, BACKEND)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+    real = executable(trunk, CPU_BACKEND)
     return fake_model(executable=real, vocab_size=expected(trunk).logits.shape[1], name=trunk)  # type: ignore[arg-type]
 
 

@@ -18,8 +18,8 @@ from engine.speculative.registry import default_registry
 from engine.speculative.target import TargetTraits
 from engine.speculative.trunk import Trunk
 from models.loader import Loader
+from tests.cpu_backend import CPU_BACKEND, needs_native
 from tests.engine.fakes_engine import EngineRig
-from tests.engine.test_parity_models import BACKEND
 from tests.models.trunk_fixtures import TRUNKS_DIR, available, executable, program
 
 TRUNKS = ("gemma3", "gemma4-dense", "gemma4-ple", "gemma4-moe")
@@ -65,7 +65,7 @@ def test_s18_verifies_of_any_length_leave_what_plain_decoding_leaves(
     trunk: str, length: int, num_drafts: int
 ) -> None:
     """Nothing, a part, all but one and everything accepted, a plain step between."""
-    target = chat_on(executable(trunk, BACKEND), ids(length))
+    target = chat_on(executable(trunk, CPU_BACKEND), ids(length))
     for turn, num_accepted in enumerate((0, num_drafts // 2, num_drafts - 1, num_drafts)):
         verify(target, num_drafts, num_accepted, seed=turn)
         forward(target, ids(1, seed=50 + turn))
@@ -77,7 +77,7 @@ def test_s18_verifies_of_any_length_leave_what_plain_decoding_leaves(
 def test_s18_a_park_between_verifies_leaves_what_plain_decoding_leaves(
     trunk: str, length: int
 ) -> None:
-    target = chat_on(executable(trunk, BACKEND), ids(length))
+    target = chat_on(executable(trunk, CPU_BACKEND), ids(length))
     verify(target, 8, 3, seed=1)
     for token_id in ids(2 * WINDOW, seed=2):
         forward(target, [token_id])
@@ -91,7 +91,7 @@ def test_s18_regenerating_and_cutting_give_the_prefix_back_to_the_bit(
     trunk: str, length: int
 ) -> None:
     """An answer of three windows is taken back, then half of the prompt."""
-    target = chat_on(executable(trunk, BACKEND), ids(length))
+    target = chat_on(executable(trunk, CPU_BACKEND), ids(length))
     forward(target, ids(3 * WINDOW, seed=1))
     for kept in (length, length // 2):
         assert target.cache.can_rewind_to(kept)
@@ -103,7 +103,7 @@ def test_s18_regenerating_and_cutting_give_the_prefix_back_to_the_bit(
 
 @of_every_trunk
 def test_s18_a_prefix_the_ring_has_lost_is_refused_never_guessed(trunk: str) -> None:
-    target = chat_on(executable(trunk, BACKEND), ids(900))
+    target = chat_on(executable(trunk, CPU_BACKEND), ids(900))
     before = {key: np.array(part) for key, part in target.cache.export_state().items()}
     assert not target.cache.can_rewind_to(40)
     with pytest.raises(BackendError):
@@ -117,7 +117,7 @@ def test_s18_a_prefix_the_ring_has_lost_is_refused_never_guessed(trunk: str) -> 
 @at_every_boundary
 @of_every_trunk
 def test_s18_a_clone_and_its_origin_go_their_own_ways(trunk: str, length: int) -> None:
-    model = executable(trunk, BACKEND)
+    model = executable(trunk, CPU_BACKEND)
     origin = chat_on(model, ids(length))
     holder = Holder(model, origin.cache.clone(), origin.holder.token_ids)
     clone = Trunk(holder, TargetTraits(), vocab_size=VOCAB, max_context_len=2048)
@@ -131,7 +131,7 @@ def test_s18_a_clone_and_its_origin_go_their_own_ways(trunk: str, length: int) -
 @cache
 def loaded(trunk: str) -> LoadedModel:
     """A fixture as the engine gets it; never closed."""
-    return Loader(lambda: available(BACKEND))(
+    return Loader(lambda: available(CPU_BACKEND))(
         TRUNKS_DIR / trunk / "model.gguf",
         name=trunk,
         speculation=SpeculationOptions(),
@@ -161,6 +161,7 @@ def test_s18_turns_that_start_at_any_boundary_and_are_asked_again_are_plain_ones
         assert cold_check(model, holder, list(prompt), list(end.token_ids))
 
 
+@needs_native  # torch keeps all 400 positions
 @of_every_trunk
 def test_s18_an_edit_behind_the_ring_is_answered_by_forwarding_again(trunk: str) -> None:
     model, long = loaded(trunk), ids(400, seed=4)
@@ -178,7 +179,7 @@ def test_s18_an_edit_behind_the_ring_is_answered_by_forwarding_again(trunk: str)
 @of_every_trunk
 def test_memory_of_a_windowed_layer_is_bounded_by_its_window_and_a_forward(trunk: str) -> None:
     """Only the layers that see everything grow with the text; shared layers have no slot at all."""
-    model, slots = executable(trunk, BACKEND), program(trunk).slots
+    model, slots = executable(trunk, CPU_BACKEND), program(trunk).slots
     target = chat_on(model, ids(1024))
     near = [i for i, slot in enumerate(slots) if slot.window is not None]
     assert near

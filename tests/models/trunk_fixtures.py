@@ -34,12 +34,9 @@ def _torch_on_one_thread() -> Backend:
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {"reference": ReferenceBackend}
-if find_spec("backends.native.backend"):
-    BACKENDS["native"] = lambda: _backend("backends.native.backend", "NativeBackend")
+BACKENDS["native"] = lambda: _backend("backends.native.backend", "NativeBackend")
 if find_spec("torch"):
-    BACKENDS["torch-cpu"] = lambda: _backend(
-        "backends.torch_backend.backend", "TorchBackend", "cpu"
-    )
+    BACKENDS["torch-cpu"] = _torch_on_one_thread
 if find_spec("mlx"):
     BACKENDS["mlx"] = lambda: _backend("backends.mlx_backend.backend", "MlxBackend")
 
