@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 
 from backends.base import BackendError, Cache, Executable, RowOutput, Segment, WantLogits
-from backends.select import select_backend
 from engine.commands import (
     CancelTurn,
     ForgetChat,
@@ -41,6 +40,8 @@ from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.speculative.options import SpeculationOptions
 from models.loader import Loader
+from tests.cpu_backend import CPU_BACKEND
+from tests.models.trunk_fixtures import BACKENDS
 
 TRUNKS = Path(__file__).parent / "fixtures" / "trunks"
 MODELS = ("llama", "qwen3", "gemma3", "gemma4-moe")
@@ -107,6 +108,17 @@ class Chat:
     running: SubmitTurn | None = None
 
 
+class CountingClock:
+    """A millisecond passes whenever somebody looks: what the governor decides is the seed's too."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def __call__(self) -> float:
+        self._looks += 1
+        return self._looks / 1e3
+
+
 class Soak:
     """One seeded run."""
 
@@ -117,7 +129,7 @@ class Soak:
         self.num_finished = 0
         self.num_failed = 0
         self.num_compared = 0
-        self._loader = FaultyLoader(Loader(backend_factory=lambda: select_backend("native")))
+        self._loader = FaultyLoader(Loader(BACKENDS[CPU_BACKEND]))
         self._events: list[EngineEvent] = []
         self._chats = [Chat(f"chat-{i}") for i in range(NUM_CHATS)]
         self._num_turns = 0
@@ -126,6 +138,7 @@ class Soak:
         self._engine = InferenceEngine(
             self._loader,
             self._events.append,
+            clock=CountingClock(),
             options=EngineOptions(holder_budget_bytes=BUDGET_BYTES, max_running=3),
         )
         self._load_next()
@@ -251,7 +264,7 @@ class Soak:
     def _compare(self, turn: SubmitTurn, event: TurnFinished) -> None:
         """The same turn alone, cold and plain gives the same tokens, to the bit of the draw."""
         events: list[EngineEvent] = []
-        alone = InferenceEngine(self._loader.loader, events.append)
+        alone = InferenceEngine(self._loader.loader, events.append, clock=CountingClock())
         command = self._load_command()
         plain = SpeculationOptions(is_enabled=False)
         alone.apply(LoadModel(command.path, command.name, CONTEXT_LEN, plain))
