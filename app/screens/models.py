@@ -173,7 +173,7 @@ class ModelsScreen(Screen[None]):
     BINDINGS = [
         Binding("escape", "back", "Back", id="models.back"),
         Binding("f3", "dismiss(None)", "Back", id="models.close", show=False),
-        Binding("slash", "find", "Find", id="models.find"),
+        Binding("slash", "find", "Find", id="models.find", priority=True),
         Binding("down", "into_list", show=False, id="models.down"),
         Binding("delete,d", "delete", "Delete", id="models.delete"),
         Binding("x", "cancel", "Cancel download", id="models.cancel"),
@@ -325,9 +325,13 @@ class ModelsScreen(Screen[None]):
         self.foretell.use_chosen(found, name=found.name, drafter=drafter)
         self.dismiss(None)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """In the field `/` is a letter of an address."""
+        return action != "find" or not isinstance(self.focused, Input)
+
     def action_find(self) -> None:
-        """Type what to look for, or an address."""
-        self.query_one(Input).focus()
+        """Type what to look for, or an address; at once, so that no letter goes elsewhere."""
+        self.set_focus(self.query_one(Input))
 
     def action_into_list(self) -> None:
         """Go from the input into the list."""

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual import events
+from textual.widgets import Input
 
 from app.app import ModelState
 from app.screens.models import ModelsScreen
@@ -463,3 +465,13 @@ async def test_an_unfinished_pull_of_an_address_goes_on_with_enter(tmp_path: Pat
         assert script.steps == ["https://h/o/m.gguf"]
         assert "↓ m 253 MB 127 MB of 253 MB" in stage.words
         script.go_on()
+
+
+async def test_letters_that_come_at_once_behind_the_slash_are_not_lost(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await open_models(stage)
+        for key, letter in (("slash", "/"), ("a", "a"), ("slash", "/"), ("d", "d")):
+            stage.app.post_message(events.Key(key, letter))
+        await stage.settle()
+        await stage.settle()
+        assert stage.app.screen.query_one(Input).value == "a/d"
