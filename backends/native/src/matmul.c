@@ -91,7 +91,7 @@ static void aim_tile(ft_tile *t, const ft_acts *a, int r, int rows, int first) {
 static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0,
                          int r1, float *y, int64_t ldy, int g0, int g1, ft_scratch *s) {
     int chunk_bytes = (int)ft_chunk_bytes(l, FT_CHUNK_BLOCKS), side_words = (1 + l->scales_per_block) * FT_TILE;
-    ft_tile t = {.panel = &s->panel, .acc = s->acc};
+    ft_tile t = {.panel = &s->panels[0], .acc = s->acc};
     for (int g = g0; g < g1; g++) {
         const uint8_t *chunk = w->data + g * w->group_bytes;
         aim_tile(&t, a, r0, r1 - r0, 0);
@@ -100,7 +100,7 @@ static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix 
         for (int first = 0; first < a->blocks; first += FT_CHUNK_BLOCKS) {
             t.blocks = ft_min_int(FT_CHUNK_BLOCKS, a->blocks - first);
             prefetch_from(&t, l, chunk + FT_PREFETCH_BYTES);
-            ops->unpack(l, chunk, t.blocks, &s->panel, 0);
+            ops->unpack(l, chunk, t.blocks, &s->panels[0], 0);
             ops->tile(l, &t);
             for (int i = 0; i < FT_TILE; i++) {
                 t.q[i] += FT_CHUNK_BLOCKS * FT_BLOCK;
@@ -116,10 +116,10 @@ static void run_few_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix 
 static void run_many_rows(const ft_ops *ops, const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0,
                           int r1, float *y, int64_t ldy, int g, ft_scratch *s) {
     int side_words = (1 + l->scales_per_block) * FT_TILE;
-    ft_tile t = {.panel = &s->panel, .acc = s->acc};
+    ft_tile t = {.panel = &s->panels[0], .acc = s->acc};
     for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
         t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
-        prefetch_from(&t, l, ft_unpack_panel(ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel));
+        prefetch_from(&t, l, ft_unpack_panel(ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panels[0]));
         for (int r = r0; r < r1; r += FT_TILE) {
             float *out = y + r * ldy + g * FT_GROUP;
             aim_tile(&t, a, r, ft_min_int(FT_TILE, r1 - r), first);

@@ -13,6 +13,7 @@
 #include "layout.h"
 
 #define FT_TILE 8           /* rows that share one read of a panel */
+#define FT_PANELS 16 /* groups whose panels are kept unpacked while rows pass; few rows use one */
 #define FT_PANEL_BLOCKS 64  /* blocks unpacked at once when many rows use them: 32 KB of codes, fits L1 */
 #define FT_SIDE_WORDS (FT_MAX_COLS / FT_BLOCK * 3 * FT_TILE)
 
@@ -48,7 +49,7 @@ typedef struct ft_tile {
 } ft_tile;
 
 typedef struct ft_scratch {
-    ft_panel panel;
+    ft_panel panels[FT_PANELS];
     float acc[2 * FT_TILE * FT_GROUP];
     int32_t products[2 * FT_GROUP * FT_GROUP]; /* AMX result tiles */
     ft_side side[FT_SIDE_WORDS];

@@ -14,7 +14,9 @@
 FT_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,amx-tile,amx-int8")
 
 #define ROWS 16            /* rows of a full tile */
-#define BATCH_ROWS 64      /* rows that share an unpacked panel: with it they just fit the first level */
+#define BATCH_ROWS 64      /* rows whose part of a panel's inputs stays in the first level */
+#define LONG_PANEL 24      /* blocks that are not split, */
+#define SPLIT_PANEL 16     /* and how more are: 64 rows of 2048 inputs go from 94 to 80 cycles a product */
 #define PRODUCTS (16 * 16) /* words of one result tile */
 
 /* Tile registers: results (even and odd products), activations, weights; the PART ones are as high as
@@ -40,7 +42,8 @@ static const int32_t bias_words[16] = {
 };
 
 static void configure(int inputs, int part_rows) {
-    tile_config c = {.palette = 1};
+    /* Volatile: the intrinsic of GCC names 8 of its 64 bytes as read, and the other stores may be dropped. */
+    volatile tile_config c = {.palette = 1};
     const uint8_t part = (uint8_t)(part_rows > 0 ? part_rows : ROWS);
     for (int sums = SUMS_EVEN; sums <= SUMS_PART_ODD; sums++) {
         c.row_bytes[sums] = 64;
@@ -51,7 +54,7 @@ static void configure(int inputs, int part_rows) {
     c.rows[ROW_PART] = part;
     c.row_bytes[WEIGHTS] = 64;
     c.rows[WEIGHTS] = (uint8_t)(inputs / 4);
-    _tile_loadconfig(&c);
+    _tile_loadconfig((const void *)&c);
 }
 
 /* Signed codes, so that no offset term is left for the float part. */
@@ -62,96 +65,126 @@ static void centre(uint8_t *codes, int blocks, int offset) {
     }
 }
 
+/* 16 rows of one panel. */
 typedef struct row_tile {
     const ft_panel *panel;
+    int blocks;
     const int8_t *q; /* first row, first block of the panel */
     int64_t stride;  /* bytes from row to row of q */
     const ft_side *side[2]; /* of rows 0..7 and 8..15 */
-    int blocks;
-    int32_t *products; /* [2][16][16]: of the last even and odd product */
+    int32_t *products; /* [2][16][16]: the last even and odd product */
     float *acc; /* 16 rows of 16, acc_stride floats apart: added to, or written if is_first */
     int64_t acc_stride;
     int is_first;
-    const char *ahead; /* weights to prefetch: per block ahead_lines cache lines, then ahead_step bytes on */
-    int ahead_lines, ahead_step;
 } row_tile;
 
-FT_INLINE void prefetch_ahead(const row_tile *t, int b) {
-    for (int i = 0; i < t->ahead_lines; i++) {
-        _mm_prefetch(t->ahead + (int64_t)b * t->ahead_step + 64 * i, _MM_HINT_T1);
+/* Products are counted over blocks and their halves; the sums of a block, or of its first half, start at FT_BIAS. */
+#define BEGIN(sums, row)                               \
+    if (at_zero) {                                     \
+        _tile_zero(sums);                              \
+    } else {                                           \
+        _tile_loadd(sums, bias_words, 0);              \
+    }                                                  \
+    _tile_loadd(WEIGHTS, codes, 64);                   \
+    _tile_loadd(row, q, stride);                       \
+    _tile_dpbssd(sums, row, WEIGHTS)
+
+FT_INLINE void begin_even(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part) {
+    const int at_zero = 0;
+    if (is_part) {
+        BEGIN(SUMS_PART_EVEN, ROW_PART);
+    } else {
+        BEGIN(SUMS_EVEN, ROW);
+    }
+}
+FT_INLINE void begin_odd(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part, int at_zero) {
+    if (is_part) {
+        BEGIN(SUMS_PART_ODD, ROW_PART);
+    } else {
+        BEGIN(SUMS_ODD, ROW);
+    }
+}
+FT_INLINE void finish_even(int32_t *out, int is_part) {
+    if (is_part) {
+        _tile_stored(SUMS_PART_EVEN, out, 64);
+    } else {
+        _tile_stored(SUMS_EVEN, out, 64);
+    }
+}
+FT_INLINE void finish_odd(int32_t *out, int is_part) {
+    if (is_part) {
+        _tile_stored(SUMS_PART_ODD, out, 64);
+    } else {
+        _tile_stored(SUMS_ODD, out, 64);
     }
 }
 
-/* Products are counted over blocks and their halves. Store product p - 2 and begin product p in the same
- * register: a result is stored one product late, when the tile unit is done with it. The sums of a block,
- * or of its first half, start at FT_BIAS. */
-#define EXCHANGE(t, p, total, scales, sums, row)                                        \
-    if ((p) >= 2) {                                                                     \
-        _tile_stored(sums, (t)->products + sums % 2 * PRODUCTS, 64);                    \
-    }                                                                                   \
-    if ((p) < (total)) {                                                                \
-        if (scales == 2 && sums % 2 == 1) {                                             \
-            _tile_zero(sums);                                                           \
-        } else {                                                                        \
-            prefetch_ahead(t, (p) / scales);                                            \
-            _tile_loadd(sums, bias_words, 0);                                        \
-        }                                                                               \
-        _tile_loadd(WEIGHTS, (t)->panel->codes + (p) * (FT_CODE_BYTES / scales), 64);   \
-        _tile_loadd(row, (t)->q + (p) * (FT_BLOCK / scales), (t)->stride);              \
-        _tile_dpbssd(sums, row, WEIGHTS);                                               \
-    }
-FT_INLINE void exchange_even(const row_tile *t, int p, int total, int scales, int is_part) {
-    if (is_part) {
-        EXCHANGE(t, p, total, scales, SUMS_PART_EVEN, ROW_PART)
-    } else {
-        EXCHANGE(t, p, total, scales, SUMS_EVEN, ROW)
-    }
-}
-FT_INLINE void exchange_odd(const row_tile *t, int p, int total, int scales, int is_part) {
-    if (is_part) {
-        EXCHANGE(t, p, total, scales, SUMS_PART_ODD, ROW_PART)
-    } else {
-        EXCHANGE(t, p, total, scales, SUMS_ODD, ROW)
-    }
-}
+/* What the float part of the next block reads. */
+typedef struct float_part {
+    const float *scale, *min;
+    const ft_side *side[2];
+} float_part;
 
-FT_INLINE void accumulate_block(const row_tile *t, int b, int scales, int has_min, __m512 *acc) {
-    const float *sums = (const float *)t->products + (scales == 1 ? b % 2 * PRODUCTS : 0);
-    const float *scale = t->panel->scale + b * scales * FT_GROUP, *min = t->panel->min + b * scales * FT_GROUP;
-    const __m512 unbias = _mm512_mul_ps(_mm512_load_ps(scale), _mm512_set1_ps(-FT_BIAS));
-    int64_t at = (int64_t)b * (1 + scales) * FT_TILE;
+FT_INLINE void accumulate(float_part *f, const int32_t *products, int scales, int has_min, __m512 *acc) {
+    const __m512 scale = _mm512_load_ps(f->scale), unbias = _mm512_mul_ps(scale, _mm512_set1_ps(-FT_BIAS));
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
-        const ft_side *side = t->side[i / FT_TILE] + at + i % FT_TILE;
-        __m512 x = _mm512_fmadd_ps(_mm512_load_ps(sums + 16 * i), _mm512_load_ps(scale), unbias);
+        const ft_side *side = f->side[i / FT_TILE] + i % FT_TILE;
+        __m512 x = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_load_si512(products + 16 * i)), scale, unbias);
         if (scales == 2) {
-            __m512 second = _mm512_cvtepi32_ps(_mm512_load_si512(sums + PRODUCTS + 16 * i));
-            x = _mm512_fmadd_ps(second, _mm512_load_ps(scale + 16), x);
+            __m512 second = _mm512_cvtepi32_ps(_mm512_load_si512(products + PRODUCTS + 16 * i));
+            x = _mm512_fmadd_ps(second, _mm512_load_ps(f->scale + 16), x);
         }
         FT_UNROLL
         for (int s = 0; s < has_min * scales; s++) {
-            x = _mm512_fmadd_ps(_mm512_load_ps(min + 16 * s), _mm512_set1_ps(side[(1 + s) * FT_TILE].f), x);
+            x = _mm512_fmadd_ps(_mm512_load_ps(f->min + 16 * s), _mm512_set1_ps(side[(1 + s) * FT_TILE].f), x);
         }
         acc[i] = _mm512_fmadd_ps(x, _mm512_set1_ps(side->f), acc[i]);
     }
+    f->scale += scales * FT_GROUP;
+    f->min += scales * FT_GROUP;
+    f->side[0] += (1 + scales) * FT_TILE;
+    f->side[1] += (1 + scales) * FT_TILE;
 }
 
+/* Two products a turn. A result is stored one product late, when the tile unit is done with it, and the float
+ * part of a product runs beside the next one. */
 FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part) {
-    const int total = t->blocks * scales;
+    const int pairs = t->blocks * scales / 2, has_single = scales == 1 && t->blocks % 2;
+    const int code_step = FT_CODE_BYTES / scales, q_step = FT_BLOCK / scales;
+    const uint8_t *codes = t->panel->codes;
+    const int8_t *q = t->q;
+    const int64_t stride = t->stride;
+    int32_t *even = t->products, *odd = even + PRODUCTS;
+    float_part f = {t->panel->scale, t->panel->min, {t->side[0], t->side[1]}};
     __m512 acc[ROWS];
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         acc[i] = t->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->acc + i * t->acc_stride);
     }
-    for (int p = 0; p < total + 2; p += 2) {
-        exchange_even(t, p, total, scales, is_part);
-        if (scales == 1 && p >= 2) {
-            accumulate_block(t, p - 2, scales, has_min, acc);
+    begin_even(codes, q, stride, is_part);
+    if (pairs > 0) {
+        begin_odd(codes + code_step, q + q_step, stride, is_part, scales == 2);
+    }
+    for (int left = pairs - 1; left >= 0; left--) {
+        codes += 2 * code_step;
+        q += 2 * q_step;
+        finish_even(even, is_part);
+        if (left > 0 || has_single) {
+            begin_even(codes, q, stride, is_part);
         }
-        exchange_odd(t, p + 1, total, scales, is_part);
-        if (p >= 2 && p / scales <= t->blocks) {
-            accumulate_block(t, scales == 1 ? p - 1 : p / 2 - 1, scales, has_min, acc);
+        if (scales == 1) {
+            accumulate(&f, even, scales, has_min, acc);
         }
+        finish_odd(odd, is_part);
+        if (left > 0) {
+            begin_odd(codes + code_step, q + q_step, stride, is_part, scales == 2);
+        }
+        accumulate(&f, scales == 1 ? odd : even, scales, has_min, acc);
+    }
+    if (has_single) {
+        finish_even(even, is_part);
+        accumulate(&f, even, scales, has_min, acc);
     }
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
@@ -181,38 +214,61 @@ static void run_tile_any(const ft_layout *l, const row_tile *t, int rows) {
     }
 }
 
-/* One group against rows [r0, r1), whose side terms are ready. */
-static void run_group(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y,
-                      int64_t ldy, int g, ft_scratch *s) {
-    int64_t side_words = (1 + l->scales_per_block) * FT_TILE;
-    row_tile t = {.panel = &s->panel, .stride = (int64_t)a->blocks * FT_BLOCK, .products = s->products};
-    int lanes = ft_lanes_of(w, g);
-    for (int first = 0; first < a->blocks; first += FT_PANEL_BLOCKS) {
-        t.blocks = ft_min_int(FT_PANEL_BLOCKS, a->blocks - first);
-        t.ahead = (const char *)ft_unpack_panel(&ft_avx512_ops, l, w->data + g * w->group_bytes, first, t.blocks, &s->panel);
-        t.ahead_step = (int)ft_chunk_bytes(l, FT_CHUNK_BLOCKS) / FT_CHUNK_BLOCKS;
-        t.ahead_lines = (t.ahead_step + 63) / 64;
-        if (l->offset != 0) {
-            centre(s->panel.codes, t.blocks, l->offset);
-        }
-        for (int r = r0; r < r1; r += ROWS) {
-            int rows = ft_min_int(ROWS, r1 - r), second = rows > FT_TILE;
-            float *out = y + r * ldy + g * FT_GROUP;
-            t.q = a->q + r * t.stride + first * FT_BLOCK;
-            t.side[0] = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
-            t.side[1] = t.side[0] + second * a->blocks * side_words;
-            int is_whole = rows == ROWS && lanes == FT_GROUP; /* then y itself holds the sums */
-            t.is_first = first == 0;
-            t.acc = is_whole ? out : s->acc;
-            t.acc_stride = is_whole ? ldy : FT_GROUP;
-            if (!is_whole && first > 0) {
-                ft_load_acc(s->acc, out, ldy, rows, lanes);
+/* Fill a panel; returns where its packed weights end. */
+static const char *unpack(const ft_layout *l, const ft_matrix *w, int g, int first, int blocks, ft_panel *panel) {
+    const uint8_t *group = w->data + g * w->group_bytes;
+    const uint8_t *end = ft_unpack_panel(&ft_avx512_ops, l, group, first, blocks, panel);
+    if (l->offset != 0) {
+        centre(panel->codes, blocks, l->offset);
+    }
+    return (const char *)end;
+}
+
+/* Fetch part i of n of `bytes` weights, which come after these. */
+static void prefetch_part(const char *ahead, int64_t bytes, int i, int n) {
+    for (int64_t at = bytes * i / n; at < bytes * (i + 1) / n; at += 64) {
+        _mm_prefetch(ahead + at, _MM_HINT_T1);
+    }
+}
+
+/* 16 rows or fewer from r on; `part` takes the sums where y has no room for whole tiles. */
+static void run_row_tile(const ft_layout *l, row_tile *t, int rows, int lanes, float *out, int64_t ldy, float *part) {
+    int is_whole = rows == ROWS && lanes == FT_GROUP; /* then y itself holds the sums */
+    t->acc = is_whole ? out : part;
+    t->acc_stride = is_whole ? ldy : FT_GROUP;
+    if (!is_whole && !t->is_first) {
+        ft_load_acc(part, out, ldy, rows, lanes);
+    }
+    run_tile_any(l, t, rows);
+    if (!is_whole) {
+        ft_store_acc(part, out, ldy, rows, lanes);
+    }
+}
+
+/* Rows [r0, r1) against blocks [first, first + blocks) of some groups; the side terms of [r0, r1) are ready. The
+ * first batch of rows unpacks a panel, which then waits in the second level; a batch stays in the first. */
+static void run_panels(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y, int64_t ldy,
+                       int g0, int g1, int first, int blocks, ft_scratch *s) {
+    int64_t side_words = (1 + l->scales_per_block) * FT_TILE, stride = (int64_t)a->blocks * FT_BLOCK;
+    int keeps = r1 - r0 > BATCH_ROWS;
+    int64_t packed_bytes = ft_chunk_bytes(l, FT_CHUNK_BLOCKS) * blocks / FT_CHUNK_BLOCKS;
+    for (int batch = r0; batch < r1; batch += BATCH_ROWS) {
+        int end = ft_min_int(r1, batch + BATCH_ROWS);
+        for (int g = g0; g < g1; g++) {
+            ft_panel *panel = &s->panels[keeps ? g - g0 : 0];
+            const char *ahead = batch == r0 ? unpack(l, w, g, first, blocks, panel) : NULL;
+            for (int r = batch; r < end; r += ROWS) {
+                int rows = ft_min_int(ROWS, r1 - r);
+                const ft_side *side = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
+                const ft_side *second = rows > FT_TILE ? side + a->blocks * side_words : side;
+                row_tile t = {.panel = panel, .blocks = blocks, .q = a->q + r * stride + first * FT_BLOCK,
+                              .stride = stride, .side = {side, second}, .products = s->products,
+                              .is_first = first == 0};
+                if (ahead != NULL) {
+                    prefetch_part(ahead, packed_bytes, (r - batch) / ROWS, (end - batch + ROWS - 1) / ROWS);
+                }
+                run_row_tile(l, &t, rows, ft_lanes_of(w, g), y + r * ldy + g * FT_GROUP, ldy, s->acc);
             }
-            run_tile_any(l, &t, rows);
-            if (!is_whole) {
-                ft_store_acc(s->acc, out, ldy, rows, lanes);
-            }
-            t.ahead_lines = 0;
         }
     }
 }
@@ -220,15 +276,19 @@ static void run_group(const ft_layout *l, const ft_matrix *w, const ft_acts *a, 
 static void run_many_rows(const ft_layout *l, const ft_matrix *w, const ft_acts *a, int r0, int r1, float *y,
                           int64_t ldy, int g0, int g1, ft_scratch *s) {
     int tile_words = a->blocks * (1 + l->scales_per_block) * FT_TILE;
-    int batch = ft_min_int(BATCH_ROWS, FT_SIDE_WORDS / tile_words / 2 * ROWS);
+    int most = FT_SIDE_WORDS / tile_words / 2 * ROWS;
+    int span = a->blocks <= LONG_PANEL ? a->blocks : SPLIT_PANEL;
     configure(FT_BLOCK / l->scales_per_block, (r1 - r0) % ROWS);
-    for (int r = r0; r < r1; r += batch) {
-        int end = ft_min_int(r1, r + batch);
+    for (int r = r0; r < r1; r += most) {
+        int end = ft_min_int(r1, r + most);
         for (int t = r; t < end; t += FT_TILE) {
             ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), 0, s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
-        for (int g = g0; g < g1; g++) {
-            run_group(l, w, a, r, end, y, ldy, g, s);
+        for (int g = g0; g < g1; g += FT_PANELS) {
+            for (int first = 0; first < a->blocks; first += span) {
+                run_panels(l, w, a, r, end, y, ldy, g, ft_min_int(g1, g + FT_PANELS), first,
+                           ft_min_int(span, a->blocks - first), s);
+            }
         }
     }
     _tile_release();
