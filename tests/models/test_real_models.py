@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends.base import Executable, Segment
+from backends.native.library import physical_cores
 from models.config import ModelConfig
 from models.gguf_file import GgufFile
 from tests.models.trunk_fixtures import available
@@ -25,7 +26,10 @@ def compiled(num_bytes: int, backend: str) -> Executable:
     file = GgufFile.open(find_model(num_bytes))
     config = ModelConfig.from_gguf(file)
     program = importlib.import_module(f"models.{config.architecture}").build(file, config)
-    return available(backend).compile(program)
+    chosen = available(backend)
+    if backend == "torch-cpu":  # tiny models left it with one thread
+        importlib.import_module("torch").set_num_threads(physical_cores())
+    return chosen.compile(program)
 
 
 def top_logprobs(model: Executable, token_ids: list[int], top_ids: np.ndarray) -> np.ndarray:
@@ -62,8 +66,8 @@ def test_float32_forward_gives_the_reference_log_probabilities(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_native_forward_is_about_as_faithful_as_llama_cpp_or_more(name: str) -> None:
-    """Both round activations to 8 bits. Measured: 1.07 times its divergence, and 0.46 times."""
+def test_native_forward_is_at_least_as_faithful_as_llama_cpp(name: str) -> None:
+    """Both round activations to 8 bits. Measured: 0.73 and 0.46 times its divergence."""
     with np.load(REAL_DIR / f"{name}.npz") as stored:
         token_ids, top_ids = stored["tokens"].tolist(), stored["top_ids"].astype(np.int64)
         expected = stored["top_logprobs"].astype(np.float64)
@@ -72,4 +76,4 @@ def test_native_forward_is_about_as_faithful_as_llama_cpp_or_more(name: str) -> 
     ours = top_logprobs(model, token_ids, top_ids)
     model.close()
 
-    assert divergence(expected, ours) < 1.1 * divergence(expected, theirs)
+    assert divergence(expected, ours) <= divergence(expected, theirs)
