@@ -184,34 +184,60 @@ FT_INLINE __m512i four(const int8_t *q) {
     return _mm512_set1_epi32(word);
 }
 
-FT_INLINE __m512i dot(const __m512i *codes, const int8_t *q, int count, __m512i sum) {
+/* sum[i] += half block `half` of row i. All rows take a vector of codes before the next one does: a chain of
+ * vpdpbusd waits 5 cycles a link, and the processor looks ahead over a few rows only. */
+FT_INLINE void add_products(const uint8_t *codes, const int8_t *const *q, int at, int count, int rows, __m512i *sum) {
     FT_UNROLL
     for (int v = 0; v < count; v++) {
-        sum = _mm512_dpbusd_epi32(sum, codes[v], four(q + 4 * v));
+        __m512i c = _mm512_load_si512(codes + 64 * v);
+        FT_UNROLL
+        for (int i = 0; i < rows; i++) {
+            sum[i] = _mm512_dpbusd_epi32(sum[i], c, four(q[i] + at + 4 * v));
+        }
     }
-    return sum;
 }
 
-FT_INLINE __m512 row_block(const __m512i *codes, const int8_t *q, const float *scale, const float *min,
-                           __m512 unbias, const ft_side *side, int scales, int has_min) {
-    int count = 8 / scales;
-    __m512i sum = dot(codes, q, count, _mm512_set1_epi32(has_min ? FT_BIAS_BITS : side[FT_TILE].i));
-    __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), _mm512_load_ps(scale), unbias);
+/* One block of all rows: acc[i] += side scale * (scale * sum + minimum terms). */
+FT_INLINE void add_block(const uint8_t *codes, const int8_t *const *q, int at, const float *scale, const float *min,
+                         const ft_side *side, int rows, int scales, int has_min, __m512 *acc) {
+    const __m512 first_scale = _mm512_load_ps(scale), unbias = _mm512_mul_ps(first_scale, _mm512_set1_ps(-FT_BIAS));
+    __m512i sum[FT_TILE];
+    __m512 t[FT_TILE];
+    FT_UNROLL
+    for (int i = 0; i < rows; i++) {
+        sum[i] = _mm512_set1_epi32(has_min ? FT_BIAS_BITS : side[FT_TILE + i].i);
+    }
+    add_products(codes, q, at, 8 / scales, rows, sum);
+    FT_UNROLL
+    for (int i = 0; i < rows; i++) {
+        t[i] = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[i]), first_scale, unbias);
+    }
     if (scales == 2) {
-        __m512i start = has_min ? _mm512_setzero_si512() : _mm512_set1_epi32(side[2 * FT_TILE].i);
-        sum = dot(codes + count, q + 16, count, start);
-        t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(scale + 16), t);
+        FT_UNROLL
+        for (int i = 0; i < rows; i++) {
+            sum[i] = has_min ? _mm512_setzero_si512() : _mm512_set1_epi32(side[2 * FT_TILE + i].i);
+        }
+        add_products(codes + FT_CODE_BYTES / 2, q, at + 16, 4, rows, sum);
+        FT_UNROLL
+        for (int i = 0; i < rows; i++) {
+            t[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i]), _mm512_load_ps(scale + 16), t[i]);
+        }
     }
-    for (int s = 0; has_min && s < scales; s++) {
-        t = _mm512_fmadd_ps(_mm512_load_ps(min + 16 * s), _mm512_set1_ps(side[(1 + s) * FT_TILE].f), t);
+    FT_UNROLL
+    for (int i = 0; i < rows; i++) {
+        FT_UNROLL
+        for (int s = 0; s < has_min * scales; s++) {
+            __m512 row = _mm512_set1_ps(side[(1 + s) * FT_TILE + i].f);
+            t[i] = _mm512_fmadd_ps(_mm512_load_ps(min + 16 * s), row, t[i]);
+        }
+        acc[i] = _mm512_fmadd_ps(t[i], _mm512_set1_ps(side[i].f), acc[i]);
     }
-    return t;
 }
 
 FT_INLINE void tile_rows(const ft_tile *t, int rows, int scales, int has_min) {
     __m512 acc[FT_TILE];
     const int8_t *q[FT_TILE];
-    const uint8_t *code_bytes = t->panel->codes;
+    const uint8_t *codes = t->panel->codes;
     const float *scale = t->panel->scale, *min = t->panel->min;
     const ft_side *side = t->side;
     FT_UNROLL
@@ -221,22 +247,12 @@ FT_INLINE void tile_rows(const ft_tile *t, int rows, int scales, int has_min) {
     }
     const char *ahead = (const char *)t->ahead;
     for (int b = 0; b < t->blocks; b++) {
-        __m512i codes[8];
         for (int i = 0; i < t->ahead_lines; i++) {
             _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
         }
         ahead += t->ahead_step;
-        FT_UNROLL
-        for (int v = 0; v < 8; v++) {
-            codes[v] = _mm512_load_si512(code_bytes + 64 * v);
-        }
-        __m512 unbias = _mm512_mul_ps(_mm512_load_ps(scale), _mm512_set1_ps(-FT_BIAS));
-        FT_UNROLL
-        for (int i = 0; i < rows; i++) {
-            __m512 sum = row_block(codes, q[i] + 32 * b, scale, min, unbias, side + i, scales, has_min);
-            acc[i] = _mm512_fmadd_ps(sum, _mm512_set1_ps(side[i].f), acc[i]);
-        }
-        code_bytes += FT_CODE_BYTES;
+        add_block(codes, q, FT_BLOCK * b, scale, min, side, rows, scales, has_min, acc);
+        codes += FT_CODE_BYTES;
         scale += 16 * scales;
         min += 16 * scales;
         side += (1 + scales) * FT_TILE;
