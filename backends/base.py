@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -170,13 +171,21 @@ class RowOutput:
         """The first largest logit's id of one of the wanted rows, where it is known."""
         return None if self.argmax is None else int(self.argmax[row])
 
-    def best_of(self, row: int) -> int | None:
-        """The first largest logit's id of one of the wanted rows, where it is known."""
-        return None if self.argmax is None else int(self.argmax[row])
-
 
 WantLogits = Literal["all", "last", "none"]
 """Of every row, of the last row of each segment, or of none."""
+
+
+def wanted_rows(segments: Sequence[Segment], want_logits: WantLogits) -> Sequence[int]:
+    """Rows of a forward whose logits are wanted, in order; a range where it is every row."""
+    ends = list(accumulate(len(segment.token_ids) for segment in segments))
+    match want_logits:
+        case "all":
+            return range(ends[-1])
+        case "last":
+            return [end - 1 for end in ends]
+        case "none":
+            return []
 
 
 class Executable(Protocol):

@@ -24,6 +24,14 @@ def matrix_weights(program: Program) -> Iterator[Weight]:
                 yield weight
 
 
+def has_float32_cache(program: Program) -> bool:
+    """Whether keys and values are kept in float32 rather than half precision.
+
+    Files of F32 matrices are fixtures and references: their cache must not round.
+    """
+    return all(weight.type == "F32" for weight in matrix_weights(program))
+
+
 def tables(program: Program) -> list[Weight]:
     """Every table that tokens are looked up in, also where rows are multiplied with it."""
     ops = (op for op in program.ops if isinstance(op, (Embed, EmbedWithHidden, PerLayerInputs)))

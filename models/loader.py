@@ -165,7 +165,7 @@ class Loader:
         if not weights:
             return  # they lie on a device of their own, which the backend checks
         context_len = min(config.context_len, LEAST_CONTEXT_LEN)
-        needed = weights + cache_bytes(file, program.slots, context_len)
+        needed = weights + cache_bytes(program, context_len)
         available = self._available_bytes() + freed_bytes
         if needed > available:
             raise DoesNotFit(
@@ -185,7 +185,7 @@ def inspect(path: Path) -> ModelSummary:
     unsupported, slots_bytes, window = None, 0, None
     try:
         trunk, config = architecture_of(file), ModelConfig.from_gguf(file)
-        slots_bytes = cache_bytes(file, trunk.build(file, config).slots, 1024)
+        slots_bytes = cache_bytes(trunk.build(file, config), 1024)
         window = trunk.traits(config).preferred_window
         GgufTokenizer.from_gguf(file)
     except ModelError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.program import KvSlot
+from backends.program import Program
+from backends.weights import has_float32_cache
 from models.gguf_file import GgufFile
 
 # Source: llama.cpp `enum llama_ftype` (llama.h).
@@ -100,19 +100,16 @@ def quantization(file: GgufFile) -> str:
     return matrices.most_common(1)[0][0] if matrices else "none"
 
 
-def cache_bytes(file: GgufFile, slots: Sequence[KvSlot], num_tokens: int) -> int:
-    """Memory of one chat's keys and values at a length.
-
-    They are kept in half precision, or in float32 where every weight of the file is.
-    """
-    number_bytes = 4 if {info.type.name for info in file.tensors.values()} == {"F32"} else 2
+def cache_bytes(program: Program, num_tokens: int) -> int:
+    """Memory of one chat's keys and values at a length."""
+    number_bytes = 4 if has_float32_cache(program) else 2
     return sum(
         2
         * number_bytes
         * slot.kv_heads
         * slot.head_dim
         * min(num_tokens, slot.window or num_tokens)
-        for slot in slots
+        for slot in program.slots
     )
 
 

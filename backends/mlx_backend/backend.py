@@ -22,6 +22,7 @@ from backends.base import (
     WantLogits,
     check_given,
     check_token_ids,
+    wanted_rows,
 )
 from backends.mlx_backend.kv_cache import MlxCache, SlotBuffer, restored_on_failure
 from backends.mlx_backend.matrix import Matrix, is_packed, placed_bytes
@@ -37,7 +38,7 @@ from backends.program import (
     Weight,
 )
 from backends.reference_ops import dequantize
-from backends.weights import growth_notices, matrix_weights, tables
+from backends.weights import growth_notices, has_float32_cache, matrix_weights, tables
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
@@ -137,8 +138,7 @@ class MlxExecutable:
         self._program = program
         self.notices: list[str] = []
         self._weights = Weights(matrices)
-        has_packed = any(weight.type != "F32" for weight in matrix_weights(program))
-        self._kv_type = mx.float16 if has_packed else mx.float32
+        self._kv_type = mx.float32 if has_float32_cache(program) else mx.float16
 
     @property
     def caps(self) -> BackendCaps:
@@ -242,7 +242,7 @@ class MlxExecutable:
                 for op in self._program.ops
                 if isinstance(op, (Embed, EmbedWithHidden, PerLayerInputs))
             },
-            wanted_rows(parts, want_logits),
+            list(wanted_rows(segments, want_logits)),
             None if given is None else mx.array(given),
         )
 
@@ -250,17 +250,6 @@ class MlxExecutable:
         """Release the weights."""
         self._weights.matrices.clear()
         self._weights.constants.clear()
-
-
-def wanted_rows(parts: Sequence[Part], want_logits: WantLogits) -> list[int]:
-    """Rows of the batch whose logits are wanted, in order."""
-    match want_logits:
-        case "all":
-            return list(range(parts[-1].rows.stop))
-        case "last":
-            return [part.rows.stop - 1 for part in parts]
-        case "none":
-            return []
 
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from backends.base import (
     WantLogits,
     check_given,
     check_token_ids,
+    wanted_rows,
 )
 from backends.native.kv_cache import CacheLayout, NativeCache, plan_rings
 from backends.native.library import (
@@ -34,8 +35,8 @@ from backends.native.library import (
 )
 from backends.native.translate import Translator
 from backends.native.weights import WeightPacker, packed_bytes, packed_type, packed_weights
-from backends.program import Attention, Program, Weight
-from backends.weights import growth_notices
+from backends.program import Attention, Program
+from backends.weights import growth_notices, has_float32_cache
 
 if TYPE_CHECKING:
     from backends.base import Executable
@@ -101,9 +102,7 @@ class NativeExecutable:
             sum(weight.data.nbytes for weight in weights),
             total_bytes,
         )
-        self._layout: CacheLayout = (
-            _cache_layout(program, weights) if reads is None else reads._layout
-        )
+        self._layout: CacheLayout = _cache_layout(program) if reads is None else reads._layout
         if self._layout.slots != program.slots:
             raise UnsupportedWeight("a drafter looks at other slots than its target has")
         self._max_rows = _most_rows(program)
@@ -164,7 +163,7 @@ class NativeExecutable:
         Raises: OutOfDeviceMemory, BackendError.
         """
         token_ids = self._checked_ids(segments)
-        wanted = _wanted_rows(segments, want_logits)
+        wanted = np.array(wanted_rows(segments, want_logits), np.int32)
         caches = self._checked_caches(segments)
         given = check_given(self._program, segments, hidden)
         grows = self._program.grows_cache
@@ -248,13 +247,12 @@ class NativeExecutable:
         self._kept = []
 
 
-def _cache_layout(program: Program, weights: Sequence[Weight]) -> CacheLayout:
-    # F32 files are test fixtures and references: their cache must not round.
-    is_f32 = all(weight.type == "F32" for weight in weights)
+def _cache_layout(program: Program) -> CacheLayout:
     shared = _shared_slots(program)
     ahead = [
         SHARED_RING_ROWS if i in shared else MAX_VERIFY_ROWS for i in range(len(program.slots))
     ]
+    is_f32 = has_float32_cache(program)
     dtype = np.dtype(np.float32) if is_f32 else np.dtype(np.float16)
     return CacheLayout(program.slots, plan_rings(program.slots, ahead), dtype)
 
@@ -267,15 +265,6 @@ def _shared_slots(program: Program) -> set[int]:
 def _most_rows(program: Program) -> int:
     shared = [program.slots[i] for i in _shared_slots(program)]
     return SHARED_RING_ROWS if any(slot.window is not None for slot in shared) else MAX_ROWS
-
-
-def _wanted_rows(segments: Sequence[Segment], want_logits: WantLogits) -> np.ndarray:
-    ends = np.cumsum([len(segment.token_ids) for segment in segments])
-    if want_logits == "none":
-        return np.empty(0, np.int32)
-    if want_logits == "last":
-        return (ends - 1).astype(np.int32)
-    return np.arange(ends[-1], dtype=np.int32)
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ GPU's ways were tested on the CPU, piece by piece; they have not run on a GPU ye
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,7 @@ from backends.base import (
     WantLogits,
     check_given,
     check_token_ids,
+    wanted_rows,
 )
 from backends.program import Embed, EmbedWithHidden, PerLayerInputs, Program, Weight
 from backends.torch_backend.batch import Batch, Part, part_of
@@ -36,7 +36,7 @@ from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, held_bytes, look_up
 from backends.torch_backend.memory import free_bytes, memory_for
 from backends.torch_backend.ops import OPS, Rows, device_of
-from backends.weights import matrix_weights, tables
+from backends.weights import has_float32_cache, matrix_weights, tables
 
 if TYPE_CHECKING:
     from backends.base import Backend, Cache, Executable
@@ -151,11 +151,12 @@ class TorchExecutable:
         self.notices: list[str] = []
         self._on_gpu = device.type == "cuda"
         self._device = device_of(device, matrices)
-        has_packed = any(matrix.weight.type != "F32" for matrix in matrices.values())
         self._graphs: GraphedSteps | None = None
         if self._on_gpu and GraphedSteps.suits(program, self._device):
             self._graphs = GraphedSteps(program, self._device)
-        self._kv_type = torch.float16 if self._on_gpu and has_packed else torch.float32
+        self._kv_type = torch.float32
+        if self._on_gpu and not has_float32_cache(program):
+            self._kv_type = torch.float16
 
     @property
     def caps(self) -> BackendCaps:
@@ -228,7 +229,7 @@ class TorchExecutable:
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden rows (padding included) and the wanted logits, operation by operation."""
         batch = self._batch(segments, given)
-        rows = Rows(batch, {}, wanted_rows([len(s.token_ids) for s in segments], want_logits))
+        rows = Rows(batch, {}, _index_of(wanted_rows(segments, want_logits)))
         for op in self._program.ops:
             OPS[type(op)](op, rows, self._device)
         assert rows.hidden is not None, "the last operation is the head"
@@ -251,7 +252,7 @@ class TorchExecutable:
         assert rows.logits is not None, "a step computes the logits of every row"
         if want_logits == "none":
             return rows.hidden, None
-        return rows.hidden, rows.logits[wanted_rows([num_rows], want_logits)]
+        return rows.hidden, rows.logits[_index_of(wanted_rows(segments, want_logits))]
 
     def _batch(self, segments: Sequence[Segment], given: np.ndarray | None) -> Batch:
         token_ids = [token_id for segment in segments for token_id in segment.token_ids]
@@ -288,15 +289,9 @@ class TorchExecutable:
         self._device.constants.clear()
 
 
-def wanted_rows(row_counts: Sequence[int], want_logits: WantLogits) -> list[int] | slice:
-    """Rows of the batch whose logits are wanted, in order; `row_counts` by segment."""
-    match want_logits:
-        case "all":
-            return slice(0, sum(row_counts))
-        case "last":
-            return [end - 1 for end in accumulate(row_counts)]
-        case "none":
-            return []
+def _index_of(rows: Sequence[int]) -> list[int] | slice:
+    """What selects rows of a batch, as a view where they follow one another from the first."""
+    return slice(0, len(rows)) if isinstance(rows, range) else list(rows)
 
 
 def _padded(rows: Tensor, padding: int) -> Tensor:
