@@ -1,49 +1,29 @@
-"""Keys and values of one chat on a torch device.
-
-A slot is a buffer [G, capacity, D] in order of position. One that keeps everything grows by
-doubling. A windowed one covers a sliding range: when it is full, the positions still needed move
-to its front. It always holds `window + max_rows - 1` positions or more behind the newest, so that
-no row of a forward misses a key and any `max_rows` rows can be taken back exactly. Against a ring
-addressed modulo its capacity this costs one copy per few hundred tokens, and keys stay in order of
-position: the attention reads one plain slice and sums in the same order as without a window.
-"""
+"""Keys and values of one chat on a torch device, in order of position (`backends.sliding_cache`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backends.base import BackendError, OutOfDeviceMemory
+from backends.base import OutOfDeviceMemory
 from backends.program import KvSlot
+from backends.sliding_cache import Move, SlidingCache, SlidingSlot
 from backends.torch_backend.memory import memory_for
 
-_FIRST_CAPACITY = 256
-_SLACK = 256
-"""Positions a windowed slot takes in before it moves its contents to the front."""
 
-
-def _rounded(capacity: int) -> int:
-    # Attention kernels on a GPU want masks whose rows are a multiple of 16 bytes.
-    return -(-capacity // 64) * 64
-
-
-class SlotBuffer:
-    """One slot. `base` is the position at index 0."""
+class SlotBuffer(SlidingSlot):
+    """One slot: keys and values [G, capacity, D]."""
 
     def __init__(
         self, spec: KvSlot, max_rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.spec = spec
-        self.base = 0
-        self._kept = 0 if spec.window is None else spec.window + max_rows - 1
-        capacity = 0 if spec.window is None else _rounded(self._kept + max_rows + _SLACK)
-        self.keys = torch.zeros(
-            (spec.kv_heads, capacity, spec.head_dim), dtype=dtype, device=device
-        )
+        super().__init__(spec, max_rows)
+        shape = (spec.kv_heads, self.start_capacity, spec.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
 
     @property
@@ -51,42 +31,24 @@ class SlotBuffer:
         """Positions the buffer has room for, from `base` on."""
         return self.keys.shape[1]
 
-    def reserved(self, length: int, new_length: int) -> tuple[Tensor, Tensor, int]:
-        """Buffers and base with room up to `new_length`. State: unchanged, see `adopt`.
-
-        Windowed: what lies more than `_kept` positions behind `length` is let go.
-        """
-        if new_length - self.base <= self.capacity:
-            return self.keys, self.values, self.base
-        if self.spec.window is not None:
-            base = max(self.base, length - self._kept)
-            held = slice(base - self.base, length - self.base)
-            return self._moved(self.keys, held), self._moved(self.values, held), base
-        capacity = max(_FIRST_CAPACITY, self.capacity)
-        while capacity < new_length:
-            capacity *= 2
-        held = slice(0, length)
-        keys = self._moved(self.keys, held, capacity)
-        return keys, self._moved(self.values, held, capacity), 0
-
-    def _moved(self, old: Tensor, held: slice, capacity: int | None = None) -> Tensor:
-        heads, own_capacity, dim = old.shape
-        new = old.new_zeros((heads, capacity or own_capacity, dim))
-        kept = old[:, held]
-        new[:, : kept.shape[1]] = kept
-        return new
+    def moved(self, move: Move) -> tuple[Tensor, Tensor, int]:
+        """Buffers and base after a move. State: unchanged, see `adopt`."""
+        return _moved(self.keys, move), _moved(self.values, move), move.base
 
     def adopt(self, keys: Tensor, values: Tensor, base: int) -> None:
         """Use other buffers. State: contents, base."""
         self.keys, self.values, self.base = keys, values, base
 
-    def first_visible(self, position: int) -> int:
-        """The oldest position a row at `position` sees."""
-        return 0 if self.spec.window is None else max(0, position - self.spec.window + 1)
+
+def _moved(old: Tensor, move: Move) -> Tensor:
+    new = old.new_zeros((old.shape[0], move.capacity, old.shape[2]))
+    kept = old[:, move.held]
+    new[:, : kept.shape[1]] = kept
+    return new
 
 
-class TorchCache:
-    """One chat's slots; all have the same length."""
+class TorchCache(SlidingCache[SlotBuffer]):
+    """One chat's slots on a device."""
 
     def __init__(
         self,
@@ -95,43 +57,23 @@ class TorchCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        super().__init__([SlotBuffer(spec, max_rows, dtype, device) for spec in specs])
         self._config = (specs, max_rows, dtype, device)
-        self._length = 0
         self.generation = 0
         """Counts changes of buffers; a captured graph is good for one generation."""
-        self.slots = [SlotBuffer(spec, max_rows, dtype, device) for spec in specs]
-
-    @property
-    def length(self) -> int:
-        """Valid positions, in tokens."""
-        return self._length
 
     @property
     def num_bytes(self) -> int:
         """Memory held, capacity included."""
         return sum(slot.keys.nbytes + slot.values.nbytes for slot in self.slots)
 
-    def ensure_capacity(self, length: int) -> None:
-        """Make room for `length` tokens in the slots that keep everything. State: capacity.
-
-        Raises: OutOfDeviceMemory; the cache is then unchanged.
-        """
-        self._reserve([s for s in self.slots if s.spec.window is None], length)
-
-    def ensure_rows(self, num_rows: int) -> None:
-        """Make room for rows behind the newest, in every slot. State: capacity, bases.
-
-        Raises: OutOfDeviceMemory; the cache is then unchanged.
-        """
-        self._reserve(self.slots, self._length + num_rows)
-
-    def _reserve(self, slots: list[SlotBuffer], length: int) -> None:
+    def _reserve(self, slots: Sequence[SlotBuffer], length: int) -> None:
+        moves = [(slot, slot.move_for(self._length, length)) for slot in slots]
         with self._memory_for(length):
-            reserved = [slot.reserved(self._length, length) for slot in slots]
-        for slot, (keys, values, base) in zip(slots, reserved, strict=True):
-            if keys is not slot.keys:
-                slot.adopt(keys, values, base)
-                self.generation += 1
+            moved = [(slot, slot.moved(move)) for slot, move in moves if move is not None]
+        for slot, buffers in moved:
+            slot.adopt(*buffers)
+            self.generation += 1
 
     def _memory_for(self, length: int) -> AbstractContextManager[None]:
         """Every allocation of a cache happens in here. Raises: OutOfDeviceMemory."""
@@ -149,31 +91,6 @@ class TorchCache:
             hint="shorten the chat or lower --ctx-size",
         )
 
-    def advance(self, num_rows: int) -> None:
-        """Count rows that were written behind the newest. State: length."""
-        self._length += num_rows
-
-    def can_rewind_to(self, length: int) -> bool:
-        """Whether the keys that later rows need are all still there."""
-        if not 0 <= length <= self._length:
-            return False
-        return length == 0 or all(slot.first_visible(length) >= slot.base for slot in self.slots)
-
-    def rewind_to(self, length: int) -> None:
-        """Drop every position >= length. State: length; bases when nothing is left.
-
-        Raises: BackendError where a window has moved on; the cache is then unchanged.
-        """
-        if not self.can_rewind_to(length):
-            raise BackendError(
-                f"cannot rewind a cache of {self._length} tokens to {length}: "
-                "the sliding window has moved on"
-            )
-        self._length = length
-        if length == 0:
-            for slot in self.slots:
-                slot.base = 0
-
     def clone(self) -> TorchCache:
         """An independent copy. State: unchanged. Raises: OutOfDeviceMemory."""
         with self._memory_for(self._length):
@@ -190,12 +107,11 @@ class TorchCache:
         """
         state: dict[str, np.ndarray] = {}
         for i, slot in enumerate(self.slots):
-            first = slot.first_visible(self._length - 1) if self._length else 0
-            held = slice(first - slot.base, self._length - slot.base)
+            held = slot.stored(self._length)
             with self._memory_for(self._length):
                 state[f"k.{i}"] = slot.keys[:, held].transpose(0, 1).cpu().numpy().copy()
                 state[f"v.{i}"] = slot.values[:, held].transpose(0, 1).cpu().numpy().copy()
-            state[f"positions.{i}"] = np.arange(first, self._length)
+            state[f"positions.{i}"] = np.arange(slot.first_stored(self._length), self._length)
         return state
 
     def import_state(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -204,25 +120,16 @@ class TorchCache:
         Raises: OutOfDeviceMemory; BackendError on a misfit. The cache is then unchanged.
         """
         specs, max_rows, dtype, device = self._config
+        parts = self._checked_parts(state, length, str(dtype).removeprefix("torch."))
         with self._memory_for(length):
             new = TorchCache(specs, max_rows, dtype, device)
-        new._length = length
-        for i, slot in enumerate(new.slots):
-            slot.base = slot.first_visible(length - 1) if length else 0
-            shape = (length - slot.base, slot.spec.kv_heads, slot.spec.head_dim)
-            parts = [state.get(f"{part}.{i}") for part in "kv"]
-            if any(p is None or p.shape != shape or torch_type(p) != dtype for p in parts):
-                raise BackendError(f"the saved cache does not fit slot {i} of this model")
-        new.ensure_capacity(length)
-        for i, slot in enumerate(new.slots):
-            for buffer, part in ((slot.keys, "k"), (slot.values, "v")):
-                with self._memory_for(length):
-                    rows = torch.from_numpy(np.array(state[f"{part}.{i}"])).to(device)
-                buffer[:, : len(rows)] = rows.transpose(0, 1)
+            new._length = length
+            for slot in new.slots:
+                slot.base = slot.first_stored(length)
+            new.ensure_capacity(length)
+            for slot, (keys, values) in zip(new.slots, parts, strict=True):
+                for buffer, part in ((slot.keys, keys), (slot.values, values)):
+                    rows = torch.from_numpy(np.array(part)).to(device)
+                    buffer[:, : len(rows)] = rows.transpose(0, 1)
         self.slots, self._length = new.slots, length
         self.generation += 1
-
-
-def torch_type(array: np.ndarray) -> torch.dtype | None:
-    """The torch type of a stored array, or None for one no cache uses."""
-    return {"float32": torch.float32, "float16": torch.float16}.get(array.dtype.name)
