@@ -51,14 +51,16 @@ static int most_dims(const ft_program *p) {
     return ft_pad16(most);
 }
 
-size_t ft_attention_scratch_bytes(const ft_program *p) {
-    const size_t queries = (size_t)most_queries(p), dims = (size_t)most_dims(p);
+size_t ft_plan_attention(ft_program *p) {
+    p->unit_queries = most_queries(p);
+    p->unit_dims = most_dims(p);
+    const size_t queries = (size_t)p->unit_queries, dims = (size_t)p->unit_dims;
     const size_t floats = queries * (3 * dims + FT_KEY_BLOCK + 6) + 2 * FT_KEY_BLOCK * dims;
     return (floats * sizeof(float) + 1023) & ~(size_t)63;
 }
 
 static unit_scratch carve(const ft_program *p, int thread) {
-    const size_t queries = (size_t)most_queries(p), dims = (size_t)most_dims(p);
+    const size_t queries = (size_t)p->unit_queries, dims = (size_t)p->unit_dims;
     unit_scratch s;
     s.q = ft_thread_scratch(p, thread);
     s.wide = s.q + queries * dims;

@@ -89,7 +89,7 @@ ft_program *ft_program_new(const ft_program_spec *spec, const ft_kernels *kernel
     p->max_pairs = ft_pad16(most_pairs(spec));
     p->registers = calloc((size_t)spec->num_registers + 1, sizeof *p->registers);
     p->thread_scratch = larger((ft_matmul_scratch_bytes() + 63) & ~(size_t)63,
-                               larger(ft_attention_scratch_bytes(p), look_up_bytes(spec)));
+                               larger(ft_plan_attention(p), look_up_bytes(spec)));
     if (p->registers == NULL) {
         ft_program_free(p);
         return NULL;

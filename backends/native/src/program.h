@@ -134,6 +134,7 @@ struct ft_program {
     ft_buffer row_info;   /* ft_row [rows] */
     ft_buffer cosines, sines; /* [num_ropes][rows][max_pairs] */
     int32_t max_pairs;
+    int32_t unit_queries, unit_dims; /* most of one unit of attention */
     ft_input normed, inner; /* a norm's output; an FFN's hidden rows */
     ft_buffer wide, out, branch; /* matmul outputs: up rows, projections, a dense branch */
     ft_buffer partial;   /* attention blocks computed apart */
@@ -191,6 +192,7 @@ int ft_reserve_matmul(ft_program *p, const ft_op *op, int rows);
 int ft_reserve_attention(ft_program *p, const ft_op *op, int rows);
 int ft_reserve_moe(ft_program *p, const ft_op *op, int rows);
 int ft_reserve_per_layer(ft_program *p, const ft_op *op, int rows);
-size_t ft_attention_scratch_bytes(const ft_program *p);
+/* Set unit_queries and unit_dims; the scratch bytes a thread then needs. */
+size_t ft_plan_attention(ft_program *p);
 
 #endif
