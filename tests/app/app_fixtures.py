@@ -184,8 +184,9 @@ async def wait_for_start(app: ForetellApp, pilot: Pilot[None]) -> None:
 
     That start is begun after the first refresh: on a busy machine a test could be done before.
     """
-    while not app.chat_screen.query(StatusBar) or app.model.phase == "starting":
-        await pilot.pause()
+    async with asyncio.timeout(60):  # for ever where the app has died at its start
+        while not app.chat_screen.query(StatusBar) or app.model.phase == "starting":
+            await pilot.pause()
 
 
 @asynccontextmanager
