@@ -2,7 +2,7 @@
  *
  * The float part is the one of matmul_avx512.c, in the same order, so a row keeps its bits when a prompt
  * was read by this path and the next token is decoded by the other.
- * Source: Intel SDM vol. 2, TDPBSSD, LDTILECFG; tile data needs the kernel's permission (select.c).
+ * Source: Intel SDM vol. 2, TDPBSUD, LDTILECFG; tile data needs the kernel's permission (select.c).
  */
 #include "isa.h"
 
@@ -57,14 +57,6 @@ static void configure(int inputs, int part_rows) {
     _tile_loadconfig((const void *)&c);
 }
 
-/* Signed codes, so that no offset term is left for the float part. */
-static void centre(uint8_t *codes, int blocks, int offset) {
-    __m512i o = _mm512_set1_epi8((char)offset);
-    for (int i = 0; i < blocks * FT_CODE_BYTES; i += 64) {
-        _mm512_store_si512(codes + i, _mm512_sub_epi8(_mm512_load_si512(codes + i), o));
-    }
-}
-
 /* 16 rows of one panel. */
 typedef struct row_tile {
     const ft_panel *panel;
@@ -78,7 +70,8 @@ typedef struct row_tile {
     int is_first;
 } row_tile;
 
-/* Products are counted over blocks and their halves; the sums of a block, or of its first half, start at FT_BIAS. */
+/* Products are counted over blocks and their halves. Sums start at FT_BIAS, or at zero where the row's own term
+ * brings it: those of types with an offset, and second halves. */
 #define BEGIN(sums, row)                               \
     if (at_zero) {                                     \
         _tile_zero(sums);                              \
@@ -87,10 +80,9 @@ typedef struct row_tile {
     }                                                  \
     _tile_loadd(WEIGHTS, codes, 64);                   \
     _tile_loadd(row, q, stride);                       \
-    _tile_dpbssd(sums, row, WEIGHTS)
+    _tile_dpbsud(sums, row, WEIGHTS)
 
-FT_INLINE void begin_even(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part) {
-    const int at_zero = 0;
+FT_INLINE void begin_even(const uint8_t *codes, const int8_t *q, int64_t stride, int is_part, int at_zero) {
     if (is_part) {
         BEGIN(SUMS_PART_EVEN, ROW_PART);
     } else {
@@ -125,15 +117,21 @@ typedef struct float_part {
     const ft_side *side[2];
 } float_part;
 
+FT_INLINE __m512i sum_of(const int32_t *product, const ft_side *term, int has_min) {
+    __m512i sum = _mm512_load_si512(product);
+    return has_min ? sum : _mm512_add_epi32(sum, _mm512_set1_epi32(term->i));
+}
+
 FT_INLINE void accumulate(float_part *f, const int32_t *products, int scales, int has_min, __m512 *acc) {
     const __m512 scale = _mm512_load_ps(f->scale), unbias = _mm512_mul_ps(scale, _mm512_set1_ps(-FT_BIAS));
     FT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         const ft_side *side = f->side[i / FT_TILE] + i % FT_TILE;
-        __m512 x = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_load_si512(products + 16 * i)), scale, unbias);
+        __m512i sum = sum_of(products + 16 * i, side + FT_TILE, has_min);
+        __m512 x = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), scale, unbias);
         if (scales == 2) {
-            __m512 second = _mm512_cvtepi32_ps(_mm512_load_si512(products + PRODUCTS + 16 * i));
-            x = _mm512_fmadd_ps(second, _mm512_load_ps(f->scale + 16), x);
+            sum = sum_of(products + PRODUCTS + 16 * i, side + 2 * FT_TILE, has_min);
+            x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(f->scale + 16), x);
         }
         FT_UNROLL
         for (int s = 0; s < has_min * scales; s++) {
@@ -162,23 +160,23 @@ FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part)
     for (int i = 0; i < ROWS; i++) {
         acc[i] = t->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->acc + i * t->acc_stride);
     }
-    begin_even(codes, q, stride, is_part);
+    begin_even(codes, q, stride, is_part, !has_min);
     if (pairs > 0) {
-        begin_odd(codes + code_step, q + q_step, stride, is_part, scales == 2);
+        begin_odd(codes + code_step, q + q_step, stride, is_part, !has_min || scales == 2);
     }
     for (int left = pairs - 1; left >= 0; left--) {
         codes += 2 * code_step;
         q += 2 * q_step;
         finish_even(even, is_part);
         if (left > 0 || has_single) {
-            begin_even(codes, q, stride, is_part);
+            begin_even(codes, q, stride, is_part, !has_min);
         }
         if (scales == 1) {
             accumulate(&f, even, scales, has_min, acc);
         }
         finish_odd(odd, is_part);
         if (left > 0) {
-            begin_odd(codes + code_step, q + q_step, stride, is_part, scales == 2);
+            begin_odd(codes + code_step, q + q_step, stride, is_part, !has_min || scales == 2);
         }
         accumulate(&f, scales == 1 ? odd : even, scales, has_min, acc);
     }
@@ -214,16 +212,6 @@ static void run_tile_any(const ft_layout *l, const row_tile *t, int rows) {
     }
 }
 
-/* Fill a panel; returns where its packed weights end. */
-static const char *unpack(const ft_layout *l, const ft_matrix *w, int g, int first, int blocks, ft_panel *panel) {
-    const uint8_t *group = w->data + g * w->group_bytes;
-    const uint8_t *end = ft_unpack_panel(&ft_avx512_ops, l, group, first, blocks, panel);
-    if (l->offset != 0) {
-        centre(panel->codes, blocks, l->offset);
-    }
-    return (const char *)end;
-}
-
 /* Fetch part i of n of `bytes` weights, which come after these. */
 static void prefetch_part(const char *ahead, int64_t bytes, int i, int n) {
     for (int64_t at = bytes * i / n; at < bytes * (i + 1) / n; at += 64) {
@@ -256,7 +244,11 @@ static void run_panels(const ft_layout *l, const ft_matrix *w, const ft_acts *a,
         int end = ft_min_int(r1, batch + BATCH_ROWS);
         for (int g = g0; g < g1; g++) {
             ft_panel *panel = &s->panels[keeps ? g - g0 : 0];
-            const char *ahead = batch == r0 ? unpack(l, w, g, first, blocks, panel) : NULL;
+            const char *ahead = NULL;
+            if (batch == r0) {
+                const uint8_t *group = w->data + g * w->group_bytes;
+                ahead = (const char *)ft_unpack_panel(&ft_avx512_ops, l, group, first, blocks, panel);
+            }
             for (int r = batch; r < end; r += ROWS) {
                 int rows = ft_min_int(ROWS, r1 - r);
                 const ft_side *side = s->side + ((int64_t)(r - r0) / FT_TILE * a->blocks + first) * side_words;
@@ -282,7 +274,8 @@ static void run_many_rows(const ft_layout *l, const ft_matrix *w, const ft_acts 
     for (int r = r0; r < r1; r += most) {
         int end = ft_min_int(r1, r + most);
         for (int t = r; t < end; t += FT_TILE) {
-            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), 0, s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), FT_BIAS_BITS,
+                         s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
         for (int g = g0; g < g1; g += FT_PANELS) {
             for (int first = 0; first < a->blocks; first += span) {
