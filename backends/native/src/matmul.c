@@ -47,11 +47,8 @@ static void fill_sums(const ft_layout *l, const int16_t *sums, int blocks, int32
     }
 }
 
-void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, int32_t bias, ft_side *side) {
+void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, int filled, int32_t bias, ft_side *side) {
     int words = (1 + l->scales_per_block) * FT_TILE;
-    /* Kernels round row counts up to even ones. What the extra row finds must be ordinary numbers: left
-     * over bits are often denormal, and three rows then cost 1.6 times four. */
-    int filled = rows > 1 ? rows + rows % 2 : rows;
     for (int i = 0; i < filled; i++) {
         int64_t first = (int64_t)(r + ft_min_int(i, rows - 1)) * a->blocks;
         const float *scale = a->scale + first;
@@ -163,8 +160,8 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
     for (int r = r0; r < r1; r += tiles * FT_TILE) {
         int end = ft_min_int(r1, r + tiles * FT_TILE);
         for (int t = r; t < end; t += FT_TILE) {
-            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), ops->bias,
-                         s->side + (int64_t)(t - r) / FT_TILE * tile_words);
+            int rows = ft_min_int(FT_TILE, end - t), even = rows > 1 ? rows + rows % 2 : rows;
+            ft_fill_side(l, a, t, rows, even, ops->bias, s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
         if (end - r <= FT_TILE) {
             run_few_rows(ops, l, w, a, r, end, y, ldy, g0, g1, s);

@@ -122,10 +122,10 @@ FT_INLINE __m512i sum_of(const int32_t *product, const ft_side *term, int has_mi
     return has_min ? sum : _mm512_add_epi32(sum, _mm512_set1_epi32(term->i));
 }
 
-FT_INLINE void accumulate(float_part *f, const int32_t *products, int scales, int has_min, __m512 *acc) {
+FT_INLINE void accumulate(float_part *f, const int32_t *products, int rows, int scales, int has_min, __m512 *acc) {
     const __m512 scale = _mm512_load_ps(f->scale), unbias = _mm512_mul_ps(scale, _mm512_set1_ps(-FT_BIAS));
     FT_UNROLL
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < rows; i++) {
         const ft_side *side = f->side[i / FT_TILE] + i % FT_TILE;
         __m512i sum = sum_of(products + 16 * i, side + FT_TILE, has_min);
         __m512 x = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), scale, unbias);
@@ -147,7 +147,7 @@ FT_INLINE void accumulate(float_part *f, const int32_t *products, int scales, in
 
 /* Two products a turn. A result is stored one product late, when the tile unit is done with it, and the float
  * part of a product runs beside the next one. */
-FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part) {
+FT_INLINE void run_tile(const row_tile *t, int rows, int scales, int has_min, int is_part) {
     const int pairs = t->blocks * scales / 2, has_single = scales == 1 && t->blocks % 2;
     const int code_step = FT_CODE_BYTES / scales, q_step = FT_BLOCK / scales;
     const uint8_t *codes = t->panel->codes;
@@ -157,7 +157,7 @@ FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part)
     float_part f = {t->panel->scale, t->panel->min, {t->side[0], t->side[1]}};
     __m512 acc[ROWS];
     FT_UNROLL
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < rows; i++) {
         acc[i] = t->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->acc + i * t->acc_stride);
     }
     begin_even(codes, q, stride, is_part, !has_min);
@@ -172,29 +172,31 @@ FT_INLINE void run_tile(const row_tile *t, int scales, int has_min, int is_part)
             begin_even(codes, q, stride, is_part, !has_min);
         }
         if (scales == 1) {
-            accumulate(&f, even, scales, has_min, acc);
+            accumulate(&f, even, rows, scales, has_min, acc);
         }
         finish_odd(odd, is_part);
         if (left > 0) {
             begin_odd(codes + code_step, q + q_step, stride, is_part, !has_min || scales == 2);
         }
-        accumulate(&f, scales == 1 ? odd : even, scales, has_min, acc);
+        accumulate(&f, scales == 1 ? odd : even, rows, scales, has_min, acc);
     }
     if (has_single) {
         finish_even(even, is_part);
-        accumulate(&f, even, scales, has_min, acc);
+        accumulate(&f, even, rows, scales, has_min, acc);
     }
     FT_UNROLL
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < rows; i++) {
         _mm512_storeu_ps(t->acc + i * t->acc_stride, acc[i]);
     }
 }
 
 FT_INLINE void run_tile_part(const row_tile *t, int scales, int has_min, int rows) {
     if (rows == ROWS) {
-        run_tile(t, scales, has_min, 0);
+        run_tile(t, ROWS, scales, has_min, 0);
+    } else if (rows > FT_TILE) {
+        run_tile(t, ROWS, scales, has_min, 1);
     } else {
-        run_tile(t, scales, has_min, 1);
+        run_tile(t, FT_TILE, scales, has_min, 1);
     }
 }
 
@@ -219,6 +221,14 @@ static void prefetch_part(const char *ahead, int64_t bytes, int i, int n) {
     }
 }
 
+/* Ordinary numbers where a tile of fewer rows stores no sums. */
+static void fill_products(int32_t *products, int rows) {
+    for (int row = rows; row < ROWS; row++) {
+        _mm512_store_si512(products + row * 16, _mm512_set1_epi32(FT_BIAS_BITS));
+        _mm512_store_si512(products + PRODUCTS + row * 16, _mm512_set1_epi32(FT_BIAS_BITS));
+    }
+}
+
 /* 16 rows or fewer from r on; `part` takes the sums where y has no room for whole tiles. */
 static void run_row_tile(const ft_layout *l, row_tile *t, int rows, int lanes, float *out, int64_t ldy, float *part) {
     int is_whole = rows == ROWS && lanes == FT_GROUP; /* then y itself holds the sums */
@@ -227,6 +237,7 @@ static void run_row_tile(const ft_layout *l, row_tile *t, int rows, int lanes, f
     if (!is_whole && !t->is_first) {
         ft_load_acc(part, out, ldy, rows, lanes);
     }
+    fill_products(t->products, rows);
     run_tile_any(l, t, rows);
     if (!is_whole) {
         ft_store_acc(part, out, ldy, rows, lanes);
@@ -274,7 +285,7 @@ static void run_many_rows(const ft_layout *l, const ft_matrix *w, const ft_acts 
     for (int r = r0; r < r1; r += most) {
         int end = ft_min_int(r1, r + most);
         for (int t = r; t < end; t += FT_TILE) {
-            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), FT_BIAS_BITS,
+            ft_fill_side(l, a, t, ft_min_int(FT_TILE, end - t), FT_TILE, FT_BIAS_BITS,
                          s->side + (int64_t)(t - r) / FT_TILE * tile_words);
         }
         for (int g = g0; g < g1; g += FT_PANELS) {
