@@ -150,7 +150,8 @@ def encode_answer_start(
     if list(held_ids[:num]) == list(prompt_ids):
         for token_id in held_ids[num:]:
             piece = model.tokenizer.piece(token_id)
-            if not rest.startswith(piece):
+            # A control token's piece is empty: behind the beginning it belongs to the answer.
+            if not rest or not rest.startswith(piece):
                 break
             ids.append(token_id)
             rest = rest[len(piece) :]

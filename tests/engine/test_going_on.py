@@ -10,6 +10,7 @@ from engine.commands import CancelTurn, Message
 from engine.events import ModelLoaded, TurnStarted
 from engine.prompt import encode_answer_start
 from tests.engine.fakes_engine import (
+    EOS,
     ByteTokenizer,
     EngineRig,
     FakeExecutable,
@@ -45,7 +46,7 @@ class ThinkingTemplate(FakeTemplate):
 class SpacingTokenizer(ByteTokenizer):
     """Puts a space in front of what it encodes, as SentencePiece vocabularies do."""
 
-    def encode(self, text: str, *, with_control: bool = False) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return list((" " + text).encode())
 
 
@@ -75,6 +76,13 @@ def test_tokens_of_the_cache_are_used_as_they_are_and_the_rest_is_encoded() -> N
     assert encode_answer_start("abcd", [1, 2], model, [1, 2, *b"abX"]) == list(b"abcd")
     assert encode_answer_start("ab", [1, 2], model, [1, 3, *b"ab"]) == list(b"ab")
     assert encode_answer_start("aé", [1], model, [1, *"aê".encode()]) == list("aé".encode())
+
+
+@pytest.mark.parametrize("text", ["", "ab"])
+def test_a_control_token_behind_the_beginning_is_left_to_the_answer(text: str) -> None:
+    """Its piece is empty, and every text goes on with an empty one."""
+    held = [1, 2, *text.encode(), EOS]
+    assert encode_answer_start(text, [1, 2], fake_model(), held) == list(text.encode())
 
 
 def test_a_beginning_gets_no_space_the_answer_did_not_have() -> None:
