@@ -108,6 +108,7 @@ class WeightPacker:
             return self.matrix(weight)
         check_weight(weight)
         number, (rows, cols) = KERNEL_TYPES[weight.type][0], weight.shape
+        _group_bytes(weight, cols)  # raises for more columns than the kernels unpack
         return Matrix(number, rows, cols, 0, weight.data.shape[1], weight.data.ctypes.data)
 
     def _pack(self, weight: Weight) -> list[Matrix]:

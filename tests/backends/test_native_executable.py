@@ -187,6 +187,30 @@ def test_only_wanted_rows_get_logits_and_argmax_is_the_first_largest() -> None:
     assert nothing.hidden.shape == (6, WIDTH)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("broken", [0, 37, 95])
+def test_a_logit_that_is_no_number_is_the_argmax(threads: int, broken: int) -> None:
+    """The largest of the others would be answered in silence."""
+    make = Maker("F32")
+    head = make.weight(VOCAB, 32)
+    rows = head.data.copy()
+    rows[broken, :4] = np.frombuffer(np.float32("nan").tobytes(), np.uint8)
+    head = dataclasses.replace(head, data=rows)
+    ops = (Embed(make.weight(VOCAB, 32), 0), Head(0, make.norm(32), head))
+    native = NativeBackend(threads=threads).compile(Program(ops, (32,), (), VOCAB, 32))
+    output = native.forward([Segment([3, 4], native.new_cache())])
+    assert output.argmax is not None
+    assert output.argmax.tolist() == [broken, broken]
+
+
+def test_a_looked_up_table_wider_than_the_kernels_unpack_is_refused() -> None:
+    """Its first look-up once wrote over all of memory."""
+    cols = (1 << 17) + 256
+    weight = Weight("wide", "Q8_0", (2, cols), np.zeros((2, cols // 32 * 34), np.uint8))
+    with pytest.raises(UnsupportedWeight, match=f"wide: {cols} inputs per row do not fit"):
+        WeightPacker(library.shared_pool(1)).table(weight)
+
+
 def test_hidden_rows_are_the_heads_input() -> None:
     token_ids = random_ids(5)
     output = model("F32").forward([Segment(token_ids, model("F32").new_cache())], want_hidden=True)

@@ -29,7 +29,7 @@ typedef struct ft_panel {
 } ft_panel;
 
 /* Per block of a row tile: activation scales, then per weight scale the sum term of each row. The sum
- * term is float(sum of q) where the type has minimums, else int32 -offset * sum of q. */
+ * term is float(sum of q) where the type has minimums, else int32 bias - offset * sum of q. */
 typedef union ft_side {
     float f;
     int32_t i;

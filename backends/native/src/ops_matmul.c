@@ -316,8 +316,10 @@ static void fold_best(const ft_program *p, int pieces) {
     for (int64_t i = 0; i < wanted; i++) {
         const float *logits = p->args->logits + i * p->spec.vocab_size;
         int32_t top = best[i];
-        for (int64_t c = 1; c < pieces; c++)
-            if (logits[best[c * wanted + i]] > logits[top]) top = best[c * wanted + i];
+        for (int64_t c = 1; c < pieces && !isnan(logits[top]); c++) {
+            const int32_t id = best[c * wanted + i];
+            if (logits[id] > logits[top] || isnan(logits[id])) top = id;
+        }
         p->args->argmax[i] = top;
     }
 }

@@ -51,7 +51,7 @@ typedef struct ft_rows {
     void (*softcap)(float *x, float cap, int n);
     /* x = exp(x - max) / sum */
     void (*softmax)(float *x, int n);
-    /* Index of the first largest value. */
+    /* Index of the first value that is no number, else of the first largest. */
     int (*argmax)(const float *x, int n);
     /* Rotate the first 2 * pairs dims of one head by the row's cosines and sines. */
     void (*rotate)(float *x, const float *cosine, const float *sine, int pairs, int interleaved);

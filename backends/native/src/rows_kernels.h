@@ -119,6 +119,13 @@ static void softmax(float *x, int n) {
 }
 
 static int argmax(const float *x, int n) {
+    v16 total = v_set1(0.0f);
+    int from = 0;
+    for (; from + 16 <= n; from += 16) total = v_add(total, v_load(x + from));
+    if (from < n) total = v_add(total, v_load_part(x + from, n - from, 0.0f));
+    const float sum = v_sum(total);
+    for (int i = 0; sum != sum && i < n; i++)
+        if (x[i] != x[i]) return i;
     const float best = largest(x, n);
     for (int i = 0; i < n; i++)
         if (x[i] == best) return i;
