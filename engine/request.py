@@ -219,12 +219,19 @@ class Request:
                 context_used=self._context_used,
             )
         )
+        self._release()
 
     def fail(self, error: ErrorInfo) -> None:
         """The turn cannot go on; what was emitted is kept. State: DONE."""
         text = self._end_text()
         self.state = RequestState.DONE
         self._emit(TurnFailed(self.turn.request_id, self.turn.chat_id, error, text))
+        self._release()
+
+    def _release(self) -> None:
+        """Let go of the cache now: this and its text stream know each other, and would keep it
+        until the collector runs, when it was evicted long before."""
+        self._holder = self.execution = None
 
     @property
     def _context_used(self) -> int:

@@ -138,8 +138,12 @@ class ModelSession:
         return self._scheduler.is_idle and self._keeper.step()
 
     def close(self) -> None:
-        """Release the weights; answers nobody: turns have been ended before."""
+        """Release caches and weights; answers nobody: turns have been ended before.
+
+        The caches go now, whoever still knows this session: the next model needs their memory.
+        """
         self._keeper.close()
+        self.store.clear()
         self.model.close()
 
     def holder(self, chat_id: str) -> Holder | None:
@@ -199,8 +203,8 @@ class ModelSession:
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         self._leave(request)
-        request.finish(reason)
         log.info("turn %s", request.summary)
+        request.finish(reason)
 
     def _fail(self, request: Request, error: Exception) -> None:
         self._leave(request)

@@ -116,6 +116,12 @@ class HolderStore:
         """Drop a chat's holder and resume point (chat deleted, or its cache broken)."""
         self._chats.pop(chat_id, None)
 
+    def clear(self) -> None:
+        """Drop everything, what runs too. State: empty."""
+        self._chats.clear()
+        self._checkpoints.clear()
+        self.growing = None
+
     def execution(self, chat_id: str) -> SpeculativeExecution | None:
         """The drafter kept with a running chat, or None."""
         return self._chats[chat_id].execution
