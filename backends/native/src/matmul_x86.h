@@ -5,7 +5,7 @@
 #include "matmul.h"
 
 /* Rows from which the tile unit wins over vpdpbusd; twice as many where a scale covers 16 inputs. */
-#define FT_AMX_ROWS 10
+#define FT_AMX_ROWS 9
 
 /* An exact sum that started at these bits is, read as a float, FT_BIAS + sum while |sum| < 2^22. Then
  * fma(bits, scale, -FT_BIAS * scale) is sum * scale rounded once: a scale has at most 19 significant bits
