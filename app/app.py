@@ -142,18 +142,22 @@ class ForetellApp(App[None]):
         self.use_model(found)
 
     async def action_quit(self) -> None:
-        """Leave; what running answers have so far is stored first, or it is said why not."""
-        lost: StorageError | None = None
+        """Leave; what is typed and what answers have so far is stored first, or it is said why not."""
+        lost: list[str] = []
         if self._conversations is not None:
-            self.chat_screen.leave_chat()
             turns = self._conversations.running
             self._conversations.keep_partials()
-            lost = next((turn.problem for turn in turns if turn.problem), None)
+            lost += [describe(turn.problem).line for turn in turns if turn.problem][:1]
+            try:
+                self.chat_screen.leave_chat()
+            except StorageError as error:
+                unsent = self.chat_screen.prompt.unsent
+                lost.append(f"{describe(error).line}. Not stored, what was typed:\n{unsent}")
         self.downloads.cancel_all()
-        if lost is None:
-            self.exit()
+        if lost:
+            self.exit(return_code=1, message=Text("foretell: " + "\nforetell: ".join(lost)))
         else:
-            self.exit(return_code=1, message=Text(f"foretell: {describe(lost).line}"))
+            self.exit()
 
     def on_unmount(self) -> None:
         """Stop what still waits for the engine, then its thread."""

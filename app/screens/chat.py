@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Static
 
 from app.conversations import Conversations, Turn
@@ -20,6 +19,7 @@ from app.editor import edit_in_terminal
 from app.errors import Refused
 from app.screens.chat_commands import ChatCommands
 from app.screens.dialogs import TextView
+from app.screens.drafts import DraftKeeper
 from app.screens.hints import (
     CONTINUE_HINT,
     IDLE_HINTS,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 NARROW_CELLS = 76
 """Below this the chat list would leave less than 48 cells for text, so it hides."""
 SHORT_ROWS = 12
-DRAFT_SAVE_S = 1.0
-"""How long a draft may be unsaved; writing at each key would touch the disk at each key."""
 FLUSH_S = 1.0
 """How often running answers are written, so that a crash costs at most this much of them."""
 
@@ -74,17 +72,16 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self.chat_id = chat_id
         """The open chat; None for one that has not been written to yet."""
-        self._draft_timer: Timer | None = None
         self._last_turn: Turn | None = None
         """The newest turn of the open chat in this run, for the numbers in the status bar."""
         self._context_used: int | None = 0
         """Tokens of the shown path, as its last answer has it; None when that is not known."""
         self._retry_question_id: int | None = None
         """A question that failed and stands in the prompt again."""
-        self._saved_draft = ""
-        """What the store has as the open chat's draft."""
         self._answered_by = ""
         """The model that answered last in the open chat, until the chat is gone on with."""
+        self.drafts = DraftKeeper(self)
+        """Keeps what is typed."""
         self._commands = ChatCommands(self)
         self._actions = MessageActions(self)
         self._shown_hints = ""
@@ -150,7 +147,11 @@ class ChatScreen(Screen[None]):
 
     async def open_chat(self, chat_id: str | None) -> None:
         """Show a chat, a running answer included; None shows an empty one."""
-        self.leave_chat()
+        try:
+            self.leave_chat(chat_id)
+        except StorageError as error:  # what is typed stays where it can be seen
+            self.foretell.show_error(error)
+            return
         self._retry_question_id = None
         draft = answered_by = ""
         with self.told():
@@ -160,19 +161,25 @@ class ChatScreen(Screen[None]):
                 answered_by = self.conversations.answered_by(wanted)
                 chat_id = wanted
         self.chat_id = chat_id
-        self._saved_draft, self._answered_by = draft, answered_by
+        self._answered_by = answered_by
         self._last_turn = self.conversations.turn_of(chat_id)
-        await self.show_messages()
         with self.prompt.prevent(PromptInput.Changed):
-            self.prompt.text = draft
+            self.prompt.begin(draft)  # before anything is waited for: it belongs to the open chat
+        self.drafts.stored = draft
+        await self.show_messages()
         self.remove_class("show-chats")
         self.show_status()
 
-    def leave_chat(self) -> None:
-        """Store what is typed; a chat nobody wrote to is not kept."""
-        self.save_draft()
+    def leave_chat(self, to: str | None = None) -> None:
+        """Store what is typed; a chat nobody wrote to is not kept, unless it is the next one too.
+
+        Raises: StorageError when what is typed cannot be stored: the chat stays open.
+        """
+        if not self._is_ready:
+            return
+        self.drafts.leave()
         left, self.chat_id = self.chat_id, None
-        if left is not None:
+        if left not in (None, to):
             with self.told(), suppress(ChatGone):
                 self.conversations.leave(left)
 
@@ -313,7 +320,7 @@ class ChatScreen(Screen[None]):
             await self.show_messages()
         else:
             turn = self.conversations.ask(chat_id, text)
-            self._saved_draft = ""  # a question clears it
+            self.drafts.stored = ""  # a question clears it
             shown = self.conversations.shown(chat_id)
             for message in shown[-2:]:
                 if not self.transcript.find(message.message_id):
@@ -379,24 +386,8 @@ class ChatScreen(Screen[None]):
     @on(PromptInput.Changed)
     def _draft_changed(self, event: PromptInput.Changed) -> None:
         event.stop()
-        if self._draft_timer is None:
-            self._draft_timer = self.set_timer(DRAFT_SAVE_S, self.save_draft)
+        self.drafts.touch()
         self._show_hints(self.foretell.status().context_len)
-
-    def save_draft(self) -> None:
-        """Store what is typed; an empty chat gets its row with the first draft."""
-        timer, self._draft_timer = self._draft_timer, None
-        if timer is not None:
-            timer.stop()
-        text = self.prompt.text
-        if text == self._saved_draft:
-            return
-        with self.told():
-            is_new = self.chat_id is None
-            self.conversations.store.save_draft(self.make_chat(), text)
-            self._saved_draft = text
-            if is_new:
-                self.show_chats()
 
     # -- messages ----------------------------------------------------------------------
 

@@ -180,8 +180,8 @@ class PromptInput(Vertical):
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self._recalled: int | None = None
-        """Which earlier prompt is shown, or None for the draft."""
+        self._recalled: tuple[int, str] | None = None
+        """Which earlier prompt is shown, and its text; None for the draft."""
         self._kept = Draft()
         """The draft while an earlier prompt is shown."""
 
@@ -226,9 +226,19 @@ class PromptInput(Vertical):
         is_big = len(text) > BIG_PASTE_CHARS or text.count("\n") > BIG_PASTE_LINES
         self.draft = Draft((Attachment(text),)) if is_big else Draft(typed=text)
 
-    def clear(self) -> None:
-        """Empty the field and drop the chips."""
-        self.draft = Draft()
+    @property
+    def unsent(self) -> str:
+        """What was written and not sent: not the earlier prompt that is only looked at."""
+        return self._kept.text if self._is_looking_back else self.text
+
+    @property
+    def _is_looking_back(self) -> bool:
+        return self._recalled is not None and self._recalled[1] == self.text
+
+    def begin(self, draft: str) -> None:
+        """Another chat is open: its draft replaces everything of the one before."""
+        self._recalled, self._kept = None, Draft()
+        self.text = draft
 
     def put_back(self, draft: Draft) -> None:
         """What was to be sent was not: put it before what has been written since."""
@@ -255,14 +265,14 @@ class PromptInput(Vertical):
 
         State: an earlier prompt that was changed is the draft from then on.
         """
-        at = self._recalled
-        if at is None or at >= len(prompts) or Draft(typed=prompts[at]).text != self.text:
-            at, self._kept = len(prompts), self.draft
-        at += step
+        if self._recalled is None or not self._is_looking_back:
+            self._recalled, self._kept = None, self.draft
+        at = step + (self._recalled[0] if self._recalled else len(prompts))
         if at == len(prompts):
             self._recalled, self.draft = None, self._kept
         elif 0 <= at < len(prompts):
-            self._recalled, self.text = at, prompts[at]
+            self.text = prompts[at]
+            self._recalled = at, self.text
         else:
             self.area.move_cursor((0, 0) if step < 0 else self.area.document.end)
 
@@ -280,8 +290,10 @@ class PromptInput(Vertical):
         if not draft.text.strip():
             self.post_message(self.EmptySent())
             return
-        self.attachments = ()
-        self._recalled = None
+        is_recalled = self._recalled is not None and self._recalled[1] == draft.text
+        self.attachments, self._recalled = (), None
+        if is_recalled:
+            self.put_back(self._kept)
         self.post_message(self.Submitted(draft))
 
     @on(PromptArea.RecallPressed)

@@ -158,7 +158,7 @@ async def test_after_a_failed_question_was_answered_anew_the_next_one_follows_it
         await stage.settle()
         stage.engine.answer("answer")
         await stage.settle()
-        stage.app.chat_screen.prompt.clear()
+        stage.app.chat_screen.prompt.text = ""
         await stage.ask("two")
         assert prompt_texts(stage.engine.request()) == [
             ("user", "one"),
@@ -198,7 +198,7 @@ async def test_a_message_that_hardly_fits_the_context_says_so_before_it_is_sent(
         area.post_message(events.Paste("word " * 5000))
         await stage.settle()
         assert "Too long? About 9,000 tokens, and the context holds 8,192" in stage.words
-        stage.app.chat_screen.prompt.clear()
+        stage.app.chat_screen.prompt.text = ""
         await stage.settle()
         assert "Enter send" in stage.text
 

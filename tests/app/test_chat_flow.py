@@ -285,7 +285,7 @@ async def test_a_chat_reads_the_same_after_a_restart(tmp_path: Path) -> None:
 async def test_a_draft_is_there_again_after_a_crash(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await stage.type("45 minutes of [work")
-        stage.app.chat_screen.save_draft()  # what the timer calls a second later
+        stage.app.chat_screen.drafts.save()  # what the timer calls a second later
     async with open_stage(tmp_path) as stage:
         assert stage.app.chat_screen.prompt.text == "45 minutes of [work"
 

@@ -228,7 +228,7 @@ async def test_chats_nobody_wrote_to_leave_no_trace(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         for _ in range(3):
             await stage.type("x")
-            stage.app.chat_screen.save_draft()
+            stage.app.chat_screen.drafts.save()
             assert stage.store.list_chats()
             await stage.pilot.press("backspace", "ctrl+n")
             await stage.settle()

@@ -191,7 +191,7 @@ async def test_a_file_that_cannot_be_attached_is_one_line(tmp_path: Path) -> Non
             ("gone.txt", "Cannot read"),
             ("", "is a folder"),
         ):
-            stage.app.chat_screen.prompt.clear()
+            stage.app.chat_screen.prompt.text = ""
             await enter(stage, f"/read {tmp_path / name}")
             assert words in stage.notices, name
             assert "\n" not in stage.notices.splitlines()[-1]

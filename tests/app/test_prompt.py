@@ -156,7 +156,7 @@ async def test_a_long_draft_is_a_chip_again_after_a_restart(tmp_path: Path) -> N
     lines = "x\n" * 5_000 + "end"
     async with open_stage(tmp_path) as stage:
         await paste(stage, lines)
-        stage.app.chat_screen.save_draft()
+        stage.app.chat_screen.drafts.save()
     async with open_stage(tmp_path) as stage:
         assert stage.app.chat_screen.prompt.area.text == ""
         assert stage.app.chat_screen.prompt.text == lines
