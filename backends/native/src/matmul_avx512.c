@@ -363,10 +363,13 @@ static void quantize_block(const float *x, int8_t *q, float *scale, int16_t *sum
     __m512 inverse = _mm512_set1_ps(127.0f / most);
     __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
     *scale = most / 127.0f;
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(qa));
-    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(qb));
-    sums[0] = (int16_t)_mm512_reduce_add_epi32(qa);
-    sums[1] = (int16_t)_mm512_reduce_add_epi32(qb);
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(qb), _mm512_cvtepi32_epi8(qa));
+    _mm256_storeu_si256((__m256i *)q, bytes);
+    /* Sums of 8 bytes each, of q + 128; then of 16. */
+    __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    __m256i halves_sum = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0x4e));
+    sums[0] = (int16_t)(_mm256_cvtsi256_si32(halves_sum) - 16 * 128);
+    sums[1] = (int16_t)(_mm_cvtsi128_si32(_mm256_extracti128_si256(halves_sum, 1)) - 16 * 128);
 }
 
 void ft_quantize_avx512(const ft_acts *a, int r0, int r1) { ft_quantize_rows(quantize_block, a, r0, r1); }
