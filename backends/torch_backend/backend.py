@@ -287,6 +287,9 @@ class TorchExecutable:
             self._graphs.clear()
         self._device.matrices.clear()
         self._device.constants.clear()
+        if self._on_gpu:
+            # The allocator would keep it all: other programs, and blocks of another size, need it.
+            torch.cuda.empty_cache()
 
 
 def _index_of(rows: Sequence[int]) -> list[int] | slice:

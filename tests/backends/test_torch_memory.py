@@ -1,0 +1,42 @@
+"""What is free on a GPU, what a closed model gives back, and how a full one is told."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.memory import free_bytes
+from tests.backends.tiny_programs import everything
+
+
+def test_what_the_allocator_keeps_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts it as taken: the second model of a session found the card full."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    assert free_bytes(torch.device("cuda")) == 100 + 650
+
+
+def test_a_closed_model_leaves_the_allocator_nothing_to_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = TorchBackend("cpu").compile(everything("Q4_K"))
+    matrices = [weakref.ref(matrix) for matrix in model._device.matrices.values()]
+    alive_when_emptied = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "empty_cache",
+        lambda: alive_when_emptied.append(sum(matrix() is not None for matrix in matrices)),
+    )
+    model._on_gpu = True
+    gc.collect()
+    gc.disable()
+    try:
+        model.close()
+    finally:
+        gc.enable()
+    assert alive_when_emptied == [0]
