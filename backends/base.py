@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,3 +257,35 @@ class Backend(Protocol):
         weights it may share.
         Raises: UnsupportedWeight, OutOfDeviceMemory.
         """
+
+
+@runtime_checkable
+class JudgesRoom(Protocol):
+    """A backend that knows its own memory: a device's, or that of several backends."""
+
+    def check_room(self, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+        """As the function `check_room`. Raises: OutOfDeviceMemory, UnsupportedWeight."""
+
+
+def check_room(backend: Backend, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+    """Asked before the model in use goes: whether weights and caches will fit where it lay.
+
+    `freed_bytes` is what it will give back. Backends that know no better are in main memory.
+    Raises: OutOfDeviceMemory, UnsupportedWeight.
+    """
+    if isinstance(backend, JudgesRoom):
+        backend.check_room(program, cache_bytes, freed_bytes)
+        return
+    needed, free = backend.placed_bytes(program) + cache_bytes, available_bytes() + freed_bytes
+    if needed > free:
+        raise OutOfDeviceMemory(
+            f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB of memory are available",
+            hint="close other programs, or use a smaller model or quantization",
+        )
+
+
+def available_bytes() -> int:
+    """Main memory that can be taken without swapping."""
+    import psutil  # deferred: 20 ms that only a load needs
+
+    return int(psutil.virtual_memory().available)

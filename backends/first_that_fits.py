@@ -5,7 +5,7 @@ Knows no backend by name; `backends.select` says which ones and in which order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from backends.base import (
@@ -14,6 +14,7 @@ from backends.base import (
     Executable,
     LoadProgress,
     OutOfDeviceMemory,
+    check_room,
 )
 from backends.program import Program
 
@@ -23,8 +24,8 @@ class FirstThatFits:
 
     def __init__(self, candidates: Sequence[Callable[[], Backend]]) -> None:
         """Raises: BackendUnavailable when the first cannot run here."""
-        self._first, self._others = candidates[0](), candidates[1:]
-        self._chosen = self._first
+        self._chosen = candidates[0]()
+        self._made, self._untried = [self._chosen], list(candidates[1:])
 
     @property
     def name(self) -> str:
@@ -32,8 +33,26 @@ class FirstThatFits:
         return self._chosen.name
 
     def placed_bytes(self, program: Program) -> int:
-        """Main memory it takes on the first; each checks for itself."""
-        return self._first.placed_bytes(program)
+        """Main memory it takes on the one that was chosen; see `check_room`."""
+        return self._chosen.placed_bytes(program)
+
+    def check_room(self, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+        """Whether weights and caches will fit one of them once so much is given back.
+
+        A GPU gains nothing by what a model in main memory gives back, nor the other way round.
+        Raises: UnsupportedWeight, OutOfDeviceMemory with the reason of each.
+        """
+        reasons: list[str] = []
+        was_in_main = self._chosen.placed_bytes(program) > 0
+        for backend in self._backends():
+            is_same = was_in_main == (backend.placed_bytes(program) > 0)
+            try:
+                check_room(backend, program, cache_bytes, freed_bytes if is_same else 0)
+            except OutOfDeviceMemory as error:
+                reasons.append(f"{backend.name}: {error}")
+            else:
+                return
+        raise _fits_nowhere(reasons)
 
     def compile(
         self,
@@ -49,12 +68,9 @@ class FirstThatFits:
         if reads is not None:
             return self._chosen.compile(program, progress=progress, reads=reads)
         reasons: list[str] = []
-        for make in (lambda: self._first, *self._others):
+        for backend in self._backends():
             try:
-                backend = make()
                 executable = backend.compile(program, progress=progress)
-            except BackendUnavailable:
-                continue
             except OutOfDeviceMemory as error:
                 reasons.append(f"{backend.name}: {error}")
                 continue
@@ -62,9 +78,22 @@ class FirstThatFits:
             if reasons:
                 executable.notices.append(f"the model runs on {backend.name} ({reasons[0]})")
             return executable
-        raise OutOfDeviceMemory(
-            "; ".join(reasons), hint="close other programs or use a smaller model"
-        )
+        raise _fits_nowhere(reasons)
+
+    def _backends(self) -> Iterator[Backend]:
+        """Those that can run here, in order. State: each is made once, when it is reached."""
+        yield from self._made
+        while self._untried:
+            make = self._untried.pop(0)
+            try:
+                self._made.append(make())
+            except BackendUnavailable:
+                continue
+            yield self._made[-1]
+
+
+def _fits_nowhere(reasons: Sequence[str]) -> OutOfDeviceMemory:
+    return OutOfDeviceMemory("; ".join(reasons), hint="close other programs or use a smaller model")
 
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from backends.base import Backend, BackendError, Executable
+from backends.base import Backend, BackendError, Executable, OutOfDeviceMemory, check_room
 from backends.program import Program
 from engine.contracts import LEAST_CONTEXT_LEN, LoadedModel, ModelLoader
 from engine.speculative.draft_head import DraftHead
@@ -90,15 +88,8 @@ class CheckedFile:
 class Loader:
     """Loads models on one backend, which is made when the first model is loaded."""
 
-    def __init__(
-        self,
-        backend_factory: Callable[[], Backend],
-        *,
-        available_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
-    ) -> None:
-        """`available_bytes` is the main memory that can be had without swapping."""
+    def __init__(self, backend_factory: Callable[[], Backend]) -> None:
         self._backend_factory = backend_factory
-        self._available_bytes = available_bytes
         self._backend: Backend | None = None
 
     @property
@@ -161,18 +152,14 @@ class Loader:
     def _check_memory(
         self, file: GgufFile, program: Program, config: ModelConfig, freed_bytes: int
     ) -> None:
-        weights = self.backend.placed_bytes(program)
-        if not weights:
-            return  # they lie on a device of their own, which the backend checks
         context_len = min(config.context_len, LEAST_CONTEXT_LEN)
-        needed = weights + cache_bytes(program, context_len)
-        available = self._available_bytes() + freed_bytes
-        if needed > available:
+        try:
+            check_room(self.backend, program, cache_bytes(program, context_len), freed_bytes)
+        except OutOfDeviceMemory as error:
             raise DoesNotFit(
-                f"{file.path.name} needs {needed / 1e9:.1f} GB with {context_len} tokens of "
-                f"context, {available / 1e9:.1f} GB of memory are available",
-                hint="close other programs, or use a smaller model or quantization",
-            )
+                f"{file.path.name} does not fit with {context_len} tokens of context: {error}",
+                hint=error.hint,
+            ) from error
 
 
 def inspect(path: Path) -> ModelSummary:

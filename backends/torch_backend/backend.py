@@ -91,12 +91,7 @@ class TorchBackend:
         """
         for table in tables(program):
             look_up(table, [0], torch.device("cpu"))  # one nobody can read is refused now
-        needed, is_dense = self._needed(program)
-        if not is_dense and not self._may_stay_packed:
-            unpacked = self._held_bytes(program, is_dense=True)
-            raise self._no_room(f"the unpacked weights of {unpacked} bytes and chats beside them")
-        if needed > free_bytes(self._device):
-            raise self._no_room(f"the weights of {needed} bytes")
+        needed, is_dense = self._fitting(program)
         weights = list(matrix_weights(program))
         matrices: dict[int, Matrix] = {}
         for i, weight in enumerate(weights):
@@ -115,10 +110,32 @@ class TorchBackend:
         """Main memory of the weights; 0 where they lie on a GPU."""
         return 0 if self._device.type == "cuda" else self._needed(program)[0]
 
-    def _needed(self, program: Program) -> tuple[int, bool]:
+    def check_room(self, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+        """Whether weights and caches will fit once so much is given back.
+
+        Raises: OutOfDeviceMemory.
+        """
+        self._fitting(program, cache_bytes, freed_bytes)
+
+    def _fitting(
+        self, program: Program, cache_bytes: int = 0, freed_bytes: int = 0
+    ) -> tuple[int, bool]:
+        """Bytes of the weights as they fit the device, and whether all of them are unpacked."""
+        needed, is_dense = self._needed(program, freed_bytes)
+        if not is_dense and not self._may_stay_packed:
+            unpacked = self._held_bytes(program, is_dense=True)
+            raise self._no_room(
+                f"the unpacked weights of {unpacked} bytes and chats beside them", freed_bytes
+            )
+        if needed + cache_bytes > free_bytes(self._device) + freed_bytes:
+            beside = f" and a chat of {cache_bytes}" if cache_bytes else ""
+            raise self._no_room(f"the weights of {needed} bytes{beside}", freed_bytes)
+        return needed, is_dense
+
+    def _needed(self, program: Program, freed_bytes: int = 0) -> tuple[int, bool]:
         """Bytes of the weights on the device, and whether all of them are unpacked."""
         unpacked = self._held_bytes(program, is_dense=True)
-        if unpacked <= _DENSE_SHARE * free_bytes(self._device):
+        if unpacked <= _DENSE_SHARE * (free_bytes(self._device) + freed_bytes):
             return unpacked, True
         return self._held_bytes(program, is_dense=False), False
 
@@ -129,9 +146,9 @@ class TorchBackend:
         with memory_for(lambda: self._no_room(f"{weight.name} of {weight.data.nbytes} bytes")):
             return Matrix(weight, self._device, is_dense=is_dense)
 
-    def _no_room(self, what: str) -> OutOfDeviceMemory:
+    def _no_room(self, what: str, freed_bytes: int = 0) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(
-            f"{what} do not fit: {free_bytes(self._device)} bytes are free",
+            f"{what} do not fit: {free_bytes(self._device) + freed_bytes} bytes are free",
             hint="close other programs or use a smaller model",
         )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends import select
-from backends.base import Backend, BackendUnavailable, OutOfDeviceMemory
+from backends import base, select
+from backends.base import Backend, BackendUnavailable, OutOfDeviceMemory, check_room
 from backends.first_that_fits import FirstThatFits
 from backends.program import Program
 from backends.reference import ReferenceBackend, ReferenceExecutable
@@ -70,6 +70,47 @@ def test_a_model_that_fits_nowhere_is_refused_with_every_reason() -> None:
     backend = FirstThatFits([Small, lambda: refuse("no compiler"), Small])
     with pytest.raises(OutOfDeviceMemory, match=r"^small: 9 bytes .*; small: 9 bytes .*"):
         backend.compile(everything("F32"))
+
+
+class Card(ReferenceBackend):
+    """A GPU with a fixed amount free, counted in bytes of caches."""
+
+    name = "card"  # type: ignore[assignment]
+
+    def placed_bytes(self, program: Program) -> int:
+        return 0
+
+    def check_room(self, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+        if cache_bytes > 100 + freed_bytes:
+            raise OutOfDeviceMemory(f"only {100 + freed_bytes} bytes")
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "freed_bytes", "main_bytes", "fits"),
+    [
+        (100, 0, 0, True),
+        (200, 100, 0, True),
+        (200, 0, 0, False),
+        (200, 0, 10**9, True),
+        (200, 99, 0, False),
+        (10**6, 10**6 - 101, 200, False),
+    ],
+)
+def test_each_is_asked_for_its_own_memory_before_the_model_in_use_goes(
+    monkeypatch: pytest.MonkeyPatch,
+    cache_bytes: int,
+    freed_bytes: int,
+    main_bytes: int,
+    fits: bool,
+) -> None:
+    """What the card gives back is no main memory."""
+    monkeypatch.setattr(base, "available_bytes", lambda: main_bytes)
+    backend = FirstThatFits([Card, lambda: refuse("no compiler"), ReferenceBackend])
+    if fits:
+        check_room(backend, everything("F32"), cache_bytes, freed_bytes)
+        return
+    with pytest.raises(OutOfDeviceMemory, match=r"^card: only \d+ bytes; reference: .* are needed"):
+        check_room(backend, everything("F32"), cache_bytes, freed_bytes)
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'x'"), OSError("[WinError 126]")])

@@ -8,8 +8,11 @@ import weakref
 import pytest
 import torch
 
+from backends.base import OutOfDeviceMemory
+from backends.torch_backend import backend as torch_module
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.memory import free_bytes
+from backends.weights import matrix_weights
 from tests.backends.tiny_programs import everything
 
 
@@ -40,3 +43,20 @@ def test_a_closed_model_leaves_the_allocator_nothing_to_keep(
     finally:
         gc.enable()
     assert alive_when_emptied == [0]
+
+
+def test_what_the_model_in_use_gives_back_counts_where_it_is_asked_whether_the_next_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = everything("Q4_K")
+    unpacked = TorchBackend("cpu").placed_bytes(program)
+    packed = sum(weight.data.nbytes for weight in matrix_weights(program))
+    monkeypatch.setattr(torch_module, "free_bytes", lambda device: 0)
+    backend = TorchBackend("cpu")
+    backend.check_room(program, 7, packed + 7)
+    with pytest.raises(OutOfDeviceMemory, match=f"of {packed} bytes and a chat of 7 do not fit: "):
+        backend.check_room(program, 7, packed + 6)
+    unpacking = TorchBackend("cpu", may_stay_packed=False)
+    unpacking.check_room(program, 7, 2 * unpacked)
+    with pytest.raises(OutOfDeviceMemory, match=f"the unpacked weights of {unpacked} bytes"):
+        unpacking.check_room(program, 7, unpacked + 7)

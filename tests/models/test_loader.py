@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Executable, LoadProgress
+from backends import base
+from backends.base import Backend, Executable, LoadProgress, OutOfDeviceMemory
 from backends.program import Program
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from engine.contracts import LoadedModel
@@ -32,7 +33,7 @@ from models.errors import (
     UnsupportedQuantization,
 )
 from models.gguf_file import GgufFile
-from models.loader import Loader, inspect
+from models.loader import CheckedFile, Loader, inspect
 from models.summary import content_hash, quantization
 from tests.models.make_gguf import made
 from tests.real_models import SMOLLM2_BYTES, find_model
@@ -110,27 +111,59 @@ def test_progress_names_its_stage_and_never_goes_back() -> None:
     assert [share for _, share in seen] == [0.0, 0.0, 1.0]
 
 
-def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_placed() -> None:
+def free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let so much main memory be available."""
+    monkeypatch.setattr(base, "available_bytes", lambda: num_bytes)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free(monkeypatch, 1000)
     backend = CountingBackend()
-    with pytest.raises(DoesNotFit, match=r"needs 0\.0 GB with 512 tokens .* 0\.0 GB") as caught:
-        load(TRUNKS / "llama" / "model.gguf", backend=lambda: backend, available_bytes=lambda: 1000)
+    words = r"^model\.gguf does not fit with 512 tokens of context: 0\.0 GB .* 0\.0 GB of memory"
+    with pytest.raises(DoesNotFit, match=words) as caught:
+        load(TRUNKS / "llama" / "model.gguf", backend=lambda: backend)
     assert caught.value.kind == "does_not_fit"
     assert backend.num_compiled == 0
 
 
-def test_what_the_backend_makes_of_the_weights_decides_whether_they_fit() -> None:
+def test_what_the_backend_makes_of_the_weights_decides_whether_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Types without kernels grow up to eight times when they are placed."""
+    free(monkeypatch, 2_400_000_000)
     backend = CountingBackend()
     backend.placed_bytes = lambda program: 8_000_000_000  # type: ignore[method-assign]
-    path = TRUNKS / "llama" / "model.gguf"
-    with pytest.raises(DoesNotFit, match=r"needs 8\.0 GB"):
-        load(path, backend=lambda: backend, available_bytes=lambda: 2_400_000_000)
+    with pytest.raises(DoesNotFit, match=r"8\.0 GB are needed, 2\.4 GB"):
+        load(TRUNKS / "llama" / "model.gguf", backend=lambda: backend)
     assert backend.num_compiled == 0
-    backend.placed_bytes = lambda program: 0  # type: ignore[method-assign]
-    assert load(path, backend=lambda: backend, available_bytes=lambda: 0).executable
 
 
-def test_tables_that_are_only_looked_up_need_no_memory() -> None:
+class FullDevice(CountingBackend):
+    """A GPU: main memory is nothing to it, its own has room for what a model gives back."""
+
+    def placed_bytes(self, program: Program) -> int:
+        return 0
+
+    def check_room(self, program: Program, cache_bytes: int, freed_bytes: int) -> None:
+        if cache_bytes > freed_bytes:
+            raise OutOfDeviceMemory("the card is full", hint="close a game")
+
+
+def test_a_device_with_memory_of_its_own_is_asked_before_the_model_in_use_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free(monkeypatch, 0)
+    backend = FullDevice()
+    with pytest.raises(DoesNotFit, match=r"the card is full") as caught:
+        check(backend)
+    assert caught.value.hint == "close a game"
+    assert backend.num_compiled == 0
+    assert check(backend, freed_bytes=10_000_000).place().name == "toy"
+
+
+def test_tables_that_are_only_looked_up_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay in the mapped file; the per-layer table is half of a Gemma 4 E4B file."""
     path = TRUNKS / "gemma4-ple" / "model.gguf"
     file = GgufFile.open(path)
@@ -138,31 +171,33 @@ def test_tables_that_are_only_looked_up_need_no_memory() -> None:
     assert table > 150_000
     cache = 4 * (2 * 2 * 16 * 16) * 2 + 2 * (2 * 4 * 32 * 512)
     enough = sum(info.num_bytes for info in file.tensors.values()) - table + cache
-    assert load(path, available_bytes=lambda: enough).num_parameters
+    free(monkeypatch, enough)
+    assert load(path).num_parameters
+    free(monkeypatch, enough - 50_000)
     with pytest.raises(DoesNotFit):
-        load(path, available_bytes=lambda: enough - 50_000)
+        load(path)
 
 
-def test_memory_that_the_model_in_use_will_give_back_counts_as_free() -> None:
-    loader = Loader(ReferenceBackend, available_bytes=lambda: 1000)
-    checked = loader.check(
+def check(backend: Backend, *, freed_bytes: int = 0) -> CheckedFile:
+    return Loader(lambda: backend).check(
         TRUNKS / "llama" / "model.gguf",
         name="toy",
         speculation=SpeculationOptions(),
         progress=lambda stage, share: None,
-        freed_bytes=10_000_000,
+        freed_bytes=freed_bytes,
     )
-    assert checked.place().name == "toy"
+
+
+def test_memory_that_the_model_in_use_will_give_back_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free(monkeypatch, 1000)
+    assert check(ReferenceBackend(), freed_bytes=10_000_000).place().name == "toy"
 
 
 def test_a_file_is_checked_without_a_weight_placed() -> None:
     backend = CountingBackend()
-    checked = Loader(lambda: backend).check(
-        TRUNKS / "llama" / "model.gguf",
-        name="toy",
-        speculation=SpeculationOptions(),
-        progress=lambda stage, share: None,
-    )
+    checked = check(backend)
     assert backend.num_compiled == 0
     checked.place()
     assert backend.num_compiled == 1
