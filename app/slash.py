@@ -25,5 +25,19 @@ def parse_slash(typed: str) -> SlashCommand | None:
 
 
 def unescape(typed: str) -> str:
-    """The message behind `//text`, which is `/text`."""
-    return typed[1:] if typed.startswith("//") else typed
+    """The message behind `//word`, which is `/word`; a comment like `// word` is as it was typed."""
+    start = len(typed) - len(typed.lstrip())
+    is_escaped = typed.startswith("//", start) and _would_be_command(typed)
+    return typed[:start] + typed[start + 1 :] if is_escaped else typed
+
+
+def escape(text: str) -> str:
+    """How a message is typed so that it is no command: `unescape` gives it back."""
+    start = len(text) - len(text.lstrip())
+    return f"{text[:start]}/{text[start:]}" if _would_be_command(text) else text
+
+
+def _would_be_command(text: str) -> bool:
+    """Whether it is a command with its slashes made one."""
+    body = text.lstrip()
+    return body.startswith("/") and parse_slash("/" + body.lstrip("/")) is not None

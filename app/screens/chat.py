@@ -271,7 +271,7 @@ class ChatScreen(Screen[None]):
         if shown is not None:
             await self.transcript.finish(shown)
         if turn.error is not None and not turn.text and not self.prompt.text:
-            self.prompt.text = turn.question
+            self.prompt.put_in_sent(turn.question)
             self._retry_question_id = turn.question_id
 
     # -- asking ----------------------------------------------------------------------
@@ -292,7 +292,7 @@ class ChatScreen(Screen[None]):
         self.prompt.put_back(replace(draft, typed=""))
         try:
             await self._commands.run(command.name, command.argument)
-        except Refused as error:
+        except (Refused, StorageError) as error:
             self._commands.tell(error)
             self.prompt.put_back(Draft(typed=draft.typed))
 
@@ -404,6 +404,15 @@ class ChatScreen(Screen[None]):
             yield
         except StorageError as error:
             self.foretell.show_error(error)
+
+    @contextmanager
+    def put_back_on_error(self, typed: str) -> Iterator[None]:
+        """What the store does not take stands in the prompt, so that it is not lost."""
+        try:
+            yield
+        except StorageError:
+            self.prompt.put_back(Draft(typed=typed))
+            raise
 
     @on(CopyCode.Pressed)
     def _copy_block(self, event: CopyCode.Pressed) -> None:

@@ -17,6 +17,7 @@ from app.settings import THINK, Settings, SettingsError
 from app.text_files import free_path, read_text_file, typed_path, write_new_file
 from app.widgets.prompt import Attachment
 from storage.chat_export import export_markdown
+from storage.errors import StorageError
 
 if TYPE_CHECKING:
     from app.app import ForetellApp
@@ -82,25 +83,30 @@ class ChatCommands:
             yield SystemCommand(f"Use {name}", "The model that answered here before", use)
 
     async def run(self, name: str, argument: str) -> None:
-        """Carry out what was typed. Raises: Refused with the line that says why not."""
+        """Carry out what was typed.
+
+        Raises: Refused with the line that says why not; StorageError.
+        """
         found = next((c for c in self._table if name in (c.name, *c.aliases)), None)
         if found is None:
             raise Refused(f"There is no command /{name}: /help lists them, //{name} sends the text")
         if argument and not found.takes:
             raise Refused(f"/{found.name} takes nothing behind it")
-        with self._screen.told():
-            if inspect.isawaitable(done := found.run(argument)):
-                await done
+        if inspect.isawaitable(done := found.run(argument)):
+            await done
 
     async def _run_chosen(self, command: ChatCommand) -> None:
         try:
             await self.run(command.name, "")
-        except Refused as error:
+        except (Refused, StorageError) as error:
             self.tell(error)
 
-    def tell(self, error: Refused) -> None:
+    def tell(self, error: Refused | StorageError) -> None:
         """Why something was not done."""
-        self._screen.notify(str(error), severity="warning", markup=False)
+        if isinstance(error, Refused):
+            self._screen.notify(str(error), severity="warning", markup=False)
+        else:
+            self._app.show_error(error)
 
     def _make_table(self) -> Iterable[ChatCommand]:
         screen, run = self._screen, _without_argument
@@ -255,7 +261,8 @@ class ChatCommands:
             dialog = EditDialog(question, before, verb="Use", may_be_empty=True)
             text = await self._app.push_screen_wait(dialog)
             if text is not None and text != before and chat_id == self._screen.chat_id:
-                self._set_system(text)
+                with self._screen.put_back_on_error(f"/system {text}"):
+                    self._set_system(text)
 
     def _set_system(self, text: str) -> None:
         chat_id = self._screen.make_chat()

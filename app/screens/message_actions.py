@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.screens.dialogs import EditDialog
 from app.shown import ShownMessage
+from app.slash import escape
 from app.thinking import split_thinking
 from app.widgets.message import MessageView, find_code_blocks
 
@@ -61,7 +62,8 @@ class MessageActions:
         if text is None or text == shown.text:
             return
         with self._screen.told():
-            turn = self._screen.conversations.edit(shown.message_id, text)
+            with self._screen.put_back_on_error(escape(text)):
+                turn = self._screen.conversations.edit(shown.message_id, text)
             await self._screen.show_messages()
             self._screen.follow(turn)
 

@@ -15,6 +15,8 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static, TextArea
 
+from app.slash import escape
+
 BIG_PASTE_LINES = 60
 BIG_PASTE_CHARS = 8_000
 """A paste beyond either becomes an attachment: a bare TextArea took 2.1 s for 20,000 lines and
@@ -141,7 +143,7 @@ class PromptArea(TextArea):
         event.stop()
         event.prevent_default()
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
-        if len(text) > BIG_PASTE_CHARS or text.count("\n") > BIG_PASTE_LINES:
+        if _is_big(text):
             self.post_message(self.BigPasted(text))
         elif result := self._replace_via_keyboard(text, *self.selection):
             self.move_cursor(result.end_location)
@@ -222,9 +224,8 @@ class PromptInput(Vertical):
 
     @text.setter
     def text(self, text: str) -> None:
-        """Put a prompt in; a long one becomes a chip again."""
-        is_big = len(text) > BIG_PASTE_CHARS or text.count("\n") > BIG_PASTE_LINES
-        self.draft = Draft((Attachment(text),)) if is_big else Draft(typed=text)
+        """Put a prompt in as it was written; a long one becomes a chip again."""
+        self.draft = Draft((Attachment(text),)) if _is_big(text) else Draft(typed=text)
 
     @property
     def unsent(self) -> str:
@@ -239,6 +240,10 @@ class PromptInput(Vertical):
         """Another chat is open: its draft replaces everything of the one before."""
         self._recalled, self._kept = None, Draft()
         self.text = draft
+
+    def put_in_sent(self, text: str) -> None:
+        """Put a message in as it was sent; what reads like a command stays text when sent again."""
+        self.text = text if _is_big(text) else escape(text)
 
     def put_back(self, draft: Draft) -> None:
         """What was to be sent was not: put it before what has been written since."""
@@ -263,6 +268,7 @@ class PromptInput(Vertical):
     def recall(self, prompts: Sequence[str], step: int) -> None:
         """Show the prompt before or after the one shown; behind the newest stands the draft.
 
+        prompts: as they were sent, oldest first.
         State: an earlier prompt that was changed is the draft from then on.
         """
         if self._recalled is None or not self._is_looking_back:
@@ -271,7 +277,7 @@ class PromptInput(Vertical):
         if at == len(prompts):
             self._recalled, self.draft = None, self._kept
         elif 0 <= at < len(prompts):
-            self.text = prompts[at]
+            self.put_in_sent(prompts[at])
             self._recalled = at, self.text
         else:
             self.area.move_cursor((0, 0) if step < 0 else self.area.document.end)
@@ -320,6 +326,10 @@ class PromptInput(Vertical):
     def _changed(self, event: TextArea.Changed) -> None:
         event.stop()
         self.post_message(self.Changed(self.text))
+
+
+def _is_big(text: str) -> bool:
+    return len(text) > BIG_PASTE_CHARS or text.count("\n") > BIG_PASTE_LINES
 
 
 def _describe_chip(number: int, attachment: Attachment) -> str:

@@ -11,8 +11,10 @@ import pytest
 from app.screens.help import HelpScreen
 from app.screens.settings import SettingsScreen
 from app.services import InstalledModel
-from app.slash import SlashCommand, parse_slash, unescape
+from app.slash import SlashCommand, escape, parse_slash, unescape
 from engine.commands import LoadModel, SubmitTurn
+from storage.chats import ChatStore
+from storage.errors import StorageError
 from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
 
 
@@ -39,8 +41,20 @@ def test_a_word_behind_a_slash_is_a_command(typed: str, command: SlashCommand | 
     assert parse_slash(typed) == command
 
 
-def test_two_slashes_are_one_in_the_message() -> None:
-    assert (unescape("//help"), unescape("a //b")) == ("/help", "a //b")
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("//help", "/help"),
+        ("\n //bye now", "\n /bye now"),
+        ("///help", "//help"),
+        ("a //b", "a //b"),
+        ("// TODO: tidy up", "// TODO: tidy up"),
+        ("//usr/bin", "//usr/bin"),
+    ],
+)
+def test_two_slashes_before_a_word_are_one_in_the_message(typed: str, sent: str) -> None:
+    assert unescape(typed) == sent
+    assert escape(sent) == typed
 
 
 async def test_an_unknown_command_is_said_and_stays_in_the_prompt(tmp_path: Path) -> None:
@@ -55,6 +69,60 @@ async def test_an_escaped_slash_is_sent_as_text(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await enter(stage, "//bye is a word")
         assert stage.engine.request().prompt[-1].content == "/bye is a word"  # type: ignore[union-attr]
+
+
+async def test_an_escaped_message_that_comes_back_is_no_command(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await enter(stage, "//bye")
+        stage.engine.fail("the device is gone")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "//bye"
+        await stage.pilot.press("enter")
+        await stage.settle()
+        stage.engine.answer("Bye.")
+        await stage.settle()
+        await stage.pilot.press("up", "enter")
+        await stage.settle()
+        turns = stage.engine.sent(SubmitTurn)
+        assert [turn.prompt[-1].content for turn in turns] == ["/bye"] * 3
+
+
+async def test_what_was_typed_behind_a_command_survives_a_store_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(ChatStore, "set_system_prompt", fail)
+    async with open_stage(tmp_path) as stage:
+        await enter(stage, "/system a long instruction")
+        assert stage.app.chat_screen.prompt.text == "/system a long instruction"
+        assert "the disk is full" in stage.notices
+
+
+async def test_what_was_written_in_a_dialog_survives_a_store_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(ChatStore, "set_system_prompt", fail)
+    monkeypatch.setattr(ChatStore, "edit_message", fail)
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("one")
+        stage.engine.answer("ok")
+        await stage.settle()
+        await stage.pilot.press("ctrl+up", "ctrl+up", "e")
+        await stage.settle()
+        await stage.pilot.press("!", "f10")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "one!"
+        stage.app.chat_screen.prompt.text = ""
+        stage.app.chat_screen.prompt.area.focus()
+        await enter(stage, "/system")
+        await stage.pilot.press("x", "f10")
+        await stage.settle()
+        assert stage.app.chat_screen.prompt.text == "/system x"
 
 
 async def test_commands_that_are_carried_out_leave_an_empty_prompt(tmp_path: Path) -> None:
