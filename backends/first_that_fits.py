@@ -22,10 +22,18 @@ from backends.program import Program
 class FirstThatFits:
     """The first of several backends whose memory holds the model; each is made when it is tried."""
 
-    def __init__(self, candidates: Sequence[Callable[[], Backend]]) -> None:
-        """Raises: BackendUnavailable when the first cannot run here."""
-        self._chosen = candidates[0]()
-        self._made, self._untried = [self._chosen], list(candidates[1:])
+    def __init__(self, candidates: Sequence[tuple[str, Callable[[], Backend]]]) -> None:
+        """By name, to say why one cannot run. Raises: BackendUnavailable when none can."""
+        self._untried, self._made = list(candidates), list[Backend]()
+        self._refusals: list[str] = []
+        first = next(self._backends(), None)
+        if first is None:
+            reasons = "; ".join(dict.fromkeys(self._refusals))
+            raise BackendUnavailable(
+                f"no backend can run here ({reasons})",
+                hint="reinstall foretell with a C compiler at hand",
+            )
+        self._chosen = first
 
     @property
     def name(self) -> str:
@@ -84,10 +92,11 @@ class FirstThatFits:
         """Those that can run here, in order. State: each is made once, when it is reached."""
         yield from self._made
         while self._untried:
-            make = self._untried.pop(0)
+            name, make = self._untried.pop(0)
             try:
                 self._made.append(make())
-            except BackendUnavailable:
+            except BackendUnavailable as error:
+                self._refusals.append(f"{name}: {error}")
                 continue
             yield self._made[-1]
 

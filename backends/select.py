@@ -19,11 +19,6 @@ BACKENDS = ("mlx", "cuda", "native", "torch")
 """Fastest first; each says for itself whether it can run here."""
 
 
-def auto_order() -> tuple[str, ...]:
-    """What `auto` tries. MLX only on Apple Silicon: its CPU device elsewhere is for tests."""
-    return BACKENDS if sys.platform == "darwin" else BACKENDS[1:]
-
-
 @dataclass(frozen=True, slots=True)
 class BackendReport:
     """Whether a backend can run here."""
@@ -42,16 +37,23 @@ def select_backend(wanted: str = "auto", *, threads: int = 0) -> Backend:
     """
     if wanted != "auto":
         return _factory(wanted)(threads)
-    reasons = []
-    for name in auto_order():
-        try:
-            return _auto_cuda(threads) if name == "cuda" else _factory(name)(threads)
-        except BackendUnavailable as error:
-            reasons.append(f"{name}: {error}")
-    raise BackendUnavailable(
-        f"no backend can run here ({'; '.join(reasons)})",
-        hint="reinstall foretell with a C compiler at hand",
-    )
+    return FirstThatFits(_auto_candidates(threads))
+
+
+def _auto_candidates(threads: int) -> list[tuple[str, Callable[[], Backend]]]:
+    """What `auto` tries. MLX only on Apple Silicon: its CPU device elsewhere is for tests.
+
+    A GPU whose memory holds the unpacked weights is fastest. Unpacking them in every step moves
+    some 20 times their packed bytes, so the CPU comes before that.
+    """
+    candidates: list[tuple[str, Callable[[], Backend]]] = [
+        ("mlx", _mlx),
+        ("cuda", lambda: _cuda(may_stay_packed=False)),
+        ("native", lambda: _native(threads)),
+        ("cuda", _cuda),
+        ("torch", lambda: _torch("cpu")),
+    ]
+    return candidates if sys.platform == "darwin" else candidates[1:]
 
 
 def describe_backends(*, threads: int = 0) -> list[BackendReport]:
@@ -86,19 +88,6 @@ def _native(threads: int) -> Backend:
     from backends.native.backend import NativeBackend
 
     return NativeBackend(threads=threads)
-
-
-def _auto_cuda(threads: int) -> Backend:
-    """A GPU whose memory holds the unpacked weights is fastest. Unpacking them in every step moves
-    some 20 times their packed bytes, so the CPU comes before that."""
-    return FirstThatFits(
-        [
-            lambda: _cuda(may_stay_packed=False),
-            lambda: _native(threads),
-            _cuda,
-            lambda: _torch("cpu"),
-        ]
-    )
 
 
 def _cuda(*, may_stay_packed: bool = True) -> Backend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,20 +22,27 @@ def refuse(reason: str) -> Backend:
     raise BackendUnavailable(reason)
 
 
-def test_auto_takes_the_first_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = ReferenceBackend()
-    monkeypatch.setattr(select, "has_cuda_device", lambda: False)
-    monkeypatch.setattr(select, "_native", lambda threads: reference)
-    monkeypatch.setattr(select, "_mlx", lambda: refuse("no mlx"))
-    assert select.select_backend() is reference
-
-
-def test_when_none_runs_the_error_gives_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def only_what_a_test_names(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """On a machine without a GPU, where nothing is installed."""
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(select, "has_cuda_device", lambda: False)
     monkeypatch.setattr(select, "_native", lambda threads: refuse("no compiler"))
-    monkeypatch.setattr(select, "_torch", lambda device: refuse("no torch"))
+    monkeypatch.setattr(select, "_torch", lambda device, may_stay_packed=True: refuse("no torch"))
     monkeypatch.setattr(select, "_mlx", lambda: refuse("no mlx"))
-    with pytest.raises(BackendUnavailable, match=r"native: no compiler; torch: no torch"):
+    return monkeypatch
+
+
+def test_auto_takes_the_first_that_runs(only_what_a_test_names: pytest.MonkeyPatch) -> None:
+    only_what_a_test_names.setattr(select, "_native", lambda threads: ReferenceBackend())
+    only_what_a_test_names.setattr(select, "_torch", lambda device: Small())
+    assert select.select_backend().name == "reference"
+
+
+@pytest.mark.usefixtures("only_what_a_test_names")
+def test_when_none_runs_the_error_gives_every_reason_once() -> None:
+    words = r"\(cuda: the driver finds no NVIDIA GPU; native: no compiler; torch: no torch\)$"
+    with pytest.raises(BackendUnavailable, match=words):
         select.select_backend()
 
 
@@ -49,14 +57,29 @@ class Small(ReferenceBackend):
         raise OutOfDeviceMemory("9 bytes do not fit: 8 are free")
 
 
-def test_a_model_goes_where_it_fits_and_its_drafter_goes_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small = Small()
-    monkeypatch.setattr(select, "auto_order", lambda: ("cuda", "native", "torch"))
+def small_gpu(monkeypatch: pytest.MonkeyPatch, small: Small) -> None:
     monkeypatch.setattr(select, "has_cuda_device", lambda: True)
     monkeypatch.setattr(select, "_torch", lambda device, may_stay_packed=True: small)
-    monkeypatch.setattr(select, "_native", lambda threads: ReferenceBackend())
+
+
+def small_mac(monkeypatch: pytest.MonkeyPatch, small: Small) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(select, "_mlx", lambda: small)
+
+
+def small_cpu(monkeypatch: pytest.MonkeyPatch, small: Small) -> None:
+    monkeypatch.setattr(select, "_native", lambda threads: small)
+    monkeypatch.setattr(select, "_torch", lambda device: ReferenceBackend())
+
+
+@pytest.mark.parametrize("machine", [small_gpu, small_mac, small_cpu])
+def test_a_model_goes_where_it_fits_and_its_drafter_goes_with_it(
+    only_what_a_test_names: pytest.MonkeyPatch,
+    machine: Callable[[pytest.MonkeyPatch, Small], None],
+) -> None:
+    small = Small()
+    only_what_a_test_names.setattr(select, "_native", lambda threads: ReferenceBackend())
+    machine(only_what_a_test_names, small)
     backend = select.select_backend()
     assert backend.name == "small"
     target = backend.compile(everything("F32"))
@@ -67,7 +90,7 @@ def test_a_model_goes_where_it_fits_and_its_drafter_goes_with_it(
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_every_reason() -> None:
-    backend = FirstThatFits([Small, lambda: refuse("no compiler"), Small])
+    backend = FirstThatFits([("a", Small), ("b", lambda: refuse("no compiler")), ("c", Small)])
     with pytest.raises(OutOfDeviceMemory, match=r"^small: 9 bytes .*; small: 9 bytes .*"):
         backend.compile(everything("F32"))
 
@@ -105,7 +128,9 @@ def test_each_is_asked_for_its_own_memory_before_the_model_in_use_goes(
 ) -> None:
     """What the card gives back is no main memory."""
     monkeypatch.setattr(base, "available_bytes", lambda: main_bytes)
-    backend = FirstThatFits([Card, lambda: refuse("no compiler"), ReferenceBackend])
+    backend = FirstThatFits(
+        [("a", Card), ("b", lambda: refuse("no compiler")), ("c", ReferenceBackend)]
+    )
     if fits:
         check_room(backend, everything("F32"), cache_bytes, freed_bytes)
         return
