@@ -19,6 +19,7 @@ from torch import Tensor
 from backends.program import MoeFfn, Program
 from backends.torch_backend.batch import Batch, Part, SlotRows, extent_of
 from backends.torch_backend.kv_cache import TorchCache
+from backends.torch_backend.memory import is_out_of_memory
 from backends.torch_backend.ops import OPS, Device, Rows
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class GraphedSteps:
     def step(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> Rows | None:
         """`STEP_ROWS` rows behind the newest of a cache with room, or None: capturing failed.
 
-        State: the cache's buffers behind its length; the length is the caller's to advance.
+        State:  the cache's buffers behind its length; the length is the caller's to advance.
+        Raises: what `is_out_of_memory` tells; nothing is kept of the step then.
         """
         if self._is_broken:
             return None
@@ -122,15 +124,26 @@ class GraphedSteps:
         if newest is None or newest.key != key:
             # The old one goes first, with the memory of its activations: a chat that grows to
             # 32k tokens passes 64 of them.
-            newest = self._newest[cache] = _Newest(key, None)
-            try:
-                static = StaticStep(self._program, self._device, cache, looked_up)
-                static.fill(cache, looked_up)
-                newest.step = CapturedStep(static, self._pool)
-            except RuntimeError:
-                log.warning("CUDA graphs are off: capturing a step failed", exc_info=True)
-                self._is_broken = True
-        return None if newest.step is None else newest.step.replay(cache, looked_up)
+            newest = None
+            self._newest.pop(cache, None)
+            step = self._captured(cache, looked_up)
+            if step is None:
+                return None
+            newest = self._newest[cache] = _Newest(key, step)
+        return newest.step.replay(cache, looked_up)
+
+    def _captured(self, cache: TorchCache, looked_up: dict[int, Tensor]) -> CapturedStep | None:
+        try:
+            static = StaticStep(self._program, self._device, cache, looked_up)
+            static.fill(cache, looked_up)
+            return CapturedStep(static, self._pool)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise  # graphs are not at fault: once there is room, the next step is captured
+            log.warning("CUDA graphs are off: capturing a step failed", exc_info=True)
+            self._is_broken = True
+            self.clear()
+            return None
 
     def clear(self) -> None:
         """Forget every graph. State: empty."""
@@ -142,7 +155,7 @@ class _Newest:
     """A chat's newest step, and the buffers and stretch of keys it is good for."""
 
     key: tuple[int, tuple[int, ...]]
-    step: CapturedStep | None
+    step: CapturedStep
 
 
 def extents_of(cache: TorchCache) -> tuple[int, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,15 +17,12 @@ from backends.base import (
     Segment,
     UnsupportedWeight,
 )
-from backends.program import KvSlot, MoeFfn, Program, Scale, Weight
+from backends.program import KvSlot, Scale, Weight
 from backends.reference import ReferenceBackend
 from backends.torch_backend import backend as torch_module
-from backends.torch_backend import graph
 from backends.torch_backend.backend import TorchBackend, TorchExecutable
-from backends.torch_backend.graph import STEP_ROWS, GraphedSteps, StaticStep, extents_of
-from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, held_bytes
-from backends.torch_backend.ops import OPS, Rows, attend_masked, device_of
+from backends.torch_backend.ops import OPS, attend_masked, device_of
 from backends.weights import matrix_weights
 from tests.backends.tiny_programs import (
     VOCAB,
@@ -121,66 +116,6 @@ def test_masked_attention_agrees_with_attention_row_by_row() -> None:
         )
 
 
-def without_experts() -> Program:
-    program = everything("Q4_K")
-    return replace(program, ops=tuple(op for op in program.ops if not isinstance(op, MoeFfn)))
-
-
-def test_a_refilled_step_of_fixed_rows_gives_what_separate_forwards_give() -> None:
-    """What a CUDA graph replays, run directly: 16 rows over fixed inputs, 5 of them meant."""
-    program = without_experts()
-    model = TorchBackend("cpu").compile(program)
-    model._device.attend = attend_masked
-    assert GraphedSteps.suits(program, model._device)
-    chat, other, step = model.new_cache(), model.new_cache(), None
-    for start in range(0, 60, 5):
-        token_ids = random_ids(60)[start : start + 5]
-        chat.ensure_rows(STEP_ROWS)
-        looked_up = model._looked_up(token_ids, STEP_ROWS - 5)
-        if step is None:
-            step, extents = StaticStep(program, model._device, chat, looked_up), extents_of(chat)
-        assert extents_of(chat) == extents
-        step.fill(chat, looked_up)
-        step.run()
-        chat.advance(5)
-        assert step.rows.logits is not None
-        expected = logits_of(model, other, token_ids)
-        np.testing.assert_allclose(step.rows.logits[:5], expected, rtol=0, atol=1e-4)
-
-
-class FakeCapture:
-    """Stands for a captured step; alive while somebody keeps it."""
-
-    alive: ClassVar[weakref.WeakSet[FakeCapture]] = weakref.WeakSet()
-
-    def __init__(self, step: StaticStep, pool: object) -> None:
-        self.alive.add(self)
-        self.step = step
-
-    def replay(self, cache: TorchCache, looked_up: dict[int, torch.Tensor]) -> Rows:
-        return self.step.rows
-
-
-def test_a_chat_that_grows_keeps_its_newest_captured_step_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(graph, "CapturedStep", FakeCapture)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    program = without_experts()
-    model = TorchBackend("cpu").compile(program)
-    steps, chats = GraphedSteps(program, model._device), [model.new_cache(), model.new_cache()]
-    captured = set()
-    for chat in chats:
-        chat.ensure_capacity(4096)
-        while chat.length < 3000:
-            chat.ensure_rows(STEP_ROWS)
-            assert steps.step(chat, model._looked_up(random_ids(5), STEP_ROWS - 5)) is not None
-            captured.add(extents_of(chat))
-            chat.advance(250)
-    assert len(captured) > 4
-    assert len(FakeCapture.alive) == len(chats)
-
-
 def test_a_gpu_reads_its_weights_once_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
@@ -194,10 +129,6 @@ def test_a_gpu_reads_its_weights_once_for_all_rows(monkeypatch: pytest.MonkeyPat
         sizes.clear()
         assert device_of(torch.device(name), {}).multiply(x, dense).shape == (64, 4)
         assert sizes == expected
-
-
-def test_a_program_with_experts_is_not_captured() -> None:
-    assert not GraphedSteps.suits(everything("Q4_K"), model()._device)
 
 
 @pytest.mark.parametrize("prompt_len", [3, 30])
@@ -465,22 +396,6 @@ def test_a_gpu_gives_the_oracles_logits_within_its_rounding(type_name: str) -> N
     np.testing.assert_allclose(
         np.concatenate(rows), oracle_logits(type_name), rtol=0, atol=tolerance
     )
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_gpu_graphs_give_what_the_same_rows_give_without() -> None:
-    gpu = TorchBackend("cuda").compile(without_experts())
-    assert gpu._graphs is not None
-    chat, other = gpu.new_cache(), gpu.new_cache()
-    for start in range(0, 600, 6):
-        token_ids = random_ids(600)[start : start + 6]
-        graphed = logits_of(gpu, chat, token_ids)
-        assert not gpu._graphs._is_broken
-        graphs, gpu._graphs = gpu._graphs, None
-        eager = logits_of(gpu, other, token_ids)
-        gpu._graphs = graphs
-        np.testing.assert_allclose(graphed, eager, rtol=0, atol=5e-2)
 
 
 def test_weights_of_one_seed_are_the_same_weights() -> None:
