@@ -180,8 +180,10 @@ class TorchExecutable:
         """Equal bits are promised on the CPU only."""
         name = device_name(self._device.device)
         if self._on_gpu:
-            return BackendCaps("torch-cuda", name, f"torch {name}", False, False, _GPU_MAX_ROWS)
-        return BackendCaps("torch-cpu", name, "torch CPU", True, True, _CPU_MAX_ROWS)
+            kernels = f"torch {torch.__version__} {name}"
+            return BackendCaps("torch-cuda", name, kernels, False, False, _GPU_MAX_ROWS)
+        kernels = f"torch {torch.__version__} CPU {torch.backends.cpu.get_cpu_capability()}"
+        return BackendCaps("torch-cpu", name, kernels, True, True, _CPU_MAX_ROWS)
 
     @property
     def weight_bytes(self) -> int:

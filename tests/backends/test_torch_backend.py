@@ -103,6 +103,20 @@ def test_s70_chunk_boundaries_change_no_bit() -> None:
     np.testing.assert_array_equal(np.concatenate(rows), whole)
 
 
+def test_s70_a_stored_cache_goes_with_the_torch_and_the_instructions_it_was_made_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another release, or another processor with the same folder, sums in another order."""
+    found = {model().caps.arithmetic}
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "__version__", "9.9")
+        found.add(model().caps.arithmetic)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "VECTORS")
+        found.add(model().caps.arithmetic)
+    assert len(found) == 3
+
+
 def test_masked_attention_agrees_with_attention_row_by_row() -> None:
     """The way of a GPU, on the CPU: every row against a rounded-up stretch of keys and a mask."""
     masked = TorchBackend("cpu").compile(everything("Q4_K"))
