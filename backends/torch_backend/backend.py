@@ -34,7 +34,7 @@ from backends.torch_backend.batch import Batch, Part, part_of
 from backends.torch_backend.graph import STEP_ROWS, GraphedSteps
 from backends.torch_backend.kv_cache import TorchCache
 from backends.torch_backend.matrix import Matrix, held_bytes, look_up
-from backends.torch_backend.memory import free_bytes, memory_for
+from backends.torch_backend.memory import free_bytes, is_out_of_memory, memory_for
 from backends.torch_backend.ops import OPS, Rows, device_of
 from backends.weights import has_float32_cache, matrix_weights, tables
 
@@ -63,6 +63,11 @@ class TorchBackend:
         try:
             torch.ones(1, device=self._device).add_(1).cpu()
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise BackendUnavailable(
+                    f"the memory of {self.device} is full: not one number finds room",
+                    hint="close other programs that use it, or use the CPU",
+                ) from error
             raise BackendUnavailable(
                 f"this PyTorch cannot compute on {device}: {str(error).splitlines()[0]}",
                 hint="install a build of PyTorch for this GPU, or use the CPU",

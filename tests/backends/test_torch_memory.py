@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from backends.base import OutOfDeviceMemory
+from backends.base import BackendUnavailable, OutOfDeviceMemory
 from backends.torch_backend import backend as torch_module
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.memory import free_bytes
@@ -60,3 +60,22 @@ def test_what_the_model_in_use_gives_back_counts_where_it_is_asked_whether_the_n
     unpacking.check_room(program, 7, 2 * unpacked)
     with pytest.raises(OutOfDeviceMemory, match=f"the unpacked weights of {unpacked} bytes"):
         unpacking.check_room(program, 7, unpacked + 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "hint"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "memory of .* is full", "close other"),
+        (RuntimeError("no kernel image\nmore"), "cannot compute on cpu: no kernel image$", "build"),
+    ],
+)
+def test_a_full_device_is_not_taken_for_a_wrong_build(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, text: str, hint: str
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "ones", failing)
+    with pytest.raises(BackendUnavailable, match=text) as caught:
+        TorchBackend("cpu")
+    assert hint in caught.value.hint
