@@ -206,7 +206,8 @@ class MlxExecutable:
                 slots = [part.cache.slots[op.slot] for part in rows.parts]
             with restored_on_failure(slots):
                 OPS[type(op)](op, rows, self._weights)
-                mx.eval([(slot.keys, slot.values) for slot in slots])
+                if slots:
+                    mx.eval([(slot.keys, slot.values) for slot in slots])
         written = [(s.keys, s.values) for part in rows.parts for s in part.cache.slots]
         mx.eval(written, rows.hidden, rows.logits)
 

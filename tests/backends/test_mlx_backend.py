@@ -208,13 +208,13 @@ def test_a_large_forward_that_fails_leaves_no_row_waiting_to_be_computed(
     monkeypatch: pytest.MonkeyPatch, text: str, error: type[BackendError]
 ) -> None:
     """The second slot fails: of the rows of a forward nobody can afford none stays behind."""
-    chat, calls = model().new_cache(), []
+    chat, of_slot_1 = model().new_cache(), []
     logits_of(model(), chat, random_ids(3))
     before = chat.export_state()
 
-    def failing(*arrays: object) -> None:
-        calls.append(arrays)
-        if len(calls) == 3:  # room for the rows, the first slot, the second
+    def failing(arrays: list[tuple[object, object]]) -> None:
+        of_slot_1.append(len(arrays) == 1 and arrays[0][0] is chat.slots[1].keys)
+        if len(of_slot_1) == 3:  # room for the rows, the first slot, the second
             raise RuntimeError(text)
 
     with monkeypatch.context() as patch:
@@ -222,6 +222,7 @@ def test_a_large_forward_that_fails_leaves_no_row_waiting_to_be_computed(
         with pytest.raises(error, match="40 rows") as caught:
             logits_of(model(), chat, random_ids(40))
     assert type(caught.value) is error
+    assert of_slot_1 == [False, False, True]
     assert chat.length == 3
     assert not np.array(chat.slots[1].keys)[:, 3:].any()
     for key, array in chat.export_state().items():
