@@ -38,17 +38,22 @@ def tables(program: Program) -> list[Weight]:
     return [op.table for op in ops]
 
 
-def growth_notices(grown: Iterable[Weight], in_file: int, placed: int) -> list[str]:
+def growth_notices(
+    grown: Iterable[Weight], in_file: int, placed: int, *, is_head_exact: bool = False
+) -> list[str]:
     """That weights take much more memory than room in the file, because of the `grown` ones.
 
+    `is_head_exact`: the head grew too, so that logits are not rounded.
     Units: `in_file` and `placed` are bytes of all weights.
     """
     if placed < _MUCH_MORE * in_file:
         return []
     types = ", ".join(sorted({weight.type for weight in grown}))
+    reasons = [f"there are no kernels for {types}"] if types else []
+    reasons += ["the head is kept exact"] if is_head_exact else []
     return [
         f"the weights take {placed / 1e9:.1f} GB, {in_file / 1e9:.1f} GB in the file: "
-        f"there are no kernels for {types}"
+        f"{', '.join(reasons)}"
     ]
 
 

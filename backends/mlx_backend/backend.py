@@ -84,10 +84,12 @@ class MlxBackend:
             if progress is not None:
                 progress((i + 1) / len(weights))
         model = MlxExecutable(program, matrices)
+        grown = [w for w in weights if _grows(w, is_head=w is head)]
         model.notices += growth_notices(
-            [weight for weight in weights if not is_packed(weight)],
+            [weight for weight in grown if weight is not head],
             sum(weight.data.nbytes for weight in weights),
             needed,
+            is_head_exact=head in grown,
         )
         return model
 
@@ -111,6 +113,11 @@ def _head_weight(program: Program) -> Weight:
     head = program.ops[-1]
     assert isinstance(head, Head), "the last operation is the head"
     return head.weight
+
+
+def _grows(weight: Weight, *, is_head: bool) -> bool:
+    """Whether it is unpacked to more than in the file; MLX's own layout is wider by its scales."""
+    return not is_packed(weight) and placed_bytes(weight, is_head=is_head) > weight.data.nbytes
 
 
 def _placed(weight: Weight, *, is_head: bool) -> Matrix:

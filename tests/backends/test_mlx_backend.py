@@ -79,11 +79,17 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_placed(
 
 
 def test_what_grows_much_in_memory_is_said() -> None:
-    table = Weight("t", "IQ2_XS", (VOCAB, 256), np.zeros((VOCAB, 74), np.uint8))
-    ops = (Embed(table, 0), Head(0, Maker("F32").norm(256), table))
-    grown = mlx_backend.MlxBackend().compile(Program(ops, (256,), (), VOCAB, 256))
-    assert "there are no kernels for IQ2_XS" in grown.notices[0]
+    (notice,) = model("Q6_K").notices
+    assert notice.endswith("there are no kernels for Q6_K, the head is kept exact")
     assert model("Q4_K").notices == []
+
+
+@pytest.mark.parametrize("type_name", ["F16", "BF16", "Q6_K"])
+def test_a_head_that_is_kept_exact_is_no_missing_kernel(type_name: str) -> None:
+    table = Maker(type_name).weight(VOCAB, 256)
+    ops = (Embed(table, 0), Head(0, Maker("F32").norm(256), table))
+    (notice,) = mlx_backend.MlxBackend().compile(Program(ops, (256,), (), VOCAB, 256)).notices
+    assert notice.endswith("in the file: the head is kept exact")
 
 
 def test_a_table_nobody_can_read_is_refused_when_the_model_is_placed() -> None:
