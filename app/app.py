@@ -22,6 +22,7 @@ from app.clipboard import copy_with_tool
 from app.conversations import Conversations, Turn
 from app.downloads import Download, DownloadChanged, Downloads
 from app.errors import describe, describe_info
+from app.model_choices import ModelChoice, ModelChoices
 from app.screens.chat import ChatScreen
 from app.services import EngineHandle, FoundModel, Services
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
@@ -82,6 +83,7 @@ class ForetellApp(App[None]):
         self.services = services
         self.settings: Settings = services.settings
         self.model = ModelState()
+        self._choices = ModelChoices()
         self.copy_tool: Callable[[str], object] = copy_with_tool
         """Copies beside the terminal's own escape; blocking."""
         self.bridge = EngineBridge(services.start_engine, self.post_message)
@@ -179,6 +181,10 @@ class ForetellApp(App[None]):
             self.show_error(error)
 
     async def _route(self, event: EngineEvent) -> None:
+        if isinstance(event, ModelLoaded):
+            self._choices.end(event.info.name, is_loaded=True)
+        if isinstance(event, ModelFailed):
+            self._choices.end(event.name, is_loaded=False)
         wanted = self.model.name  # loads of models that another one was chosen over change nothing
         match event:
             case TurnStarted() | PrefillProgress() | TextDelta() | TurnFinished() | TurnFailed():
@@ -230,9 +236,20 @@ class ForetellApp(App[None]):
             return
         self.model = ModelState(event.kept.name)
         self._on_model_loaded(event.kept)
-        if self.settings.model == event.name:  # chosen, and not to be had
-            kept = replace(self.settings, model=event.kept.name)
-            self._tell_errors(lambda: self.change_settings(kept))
+        choice = self._choices.loaded
+        if choice is not None and self._choices.is_settled:
+            self._choose_again(choice)
+
+    def _choose_again(self, choice: ModelChoice) -> None:
+        """What was chosen after it is not to be had: what belongs to the loaded model comes back."""
+        self.conversations.recommended = choice.recommended
+        self._keep_choice(choice.setting, choice.drafter_path)
+        self._tell_errors(lambda: self.services.save_settings(self.settings))
+
+    def _keep_choice(self, setting: str, drafter_path: str | None) -> None:
+        """Into the settings alone: the engine hears of a drafter by the load."""
+        speculation = replace(self.settings.speculation, drafter_path=drafter_path)
+        self.settings = replace(self.settings, model=setting, speculation=speculation)
 
     def _set_model(self, **changes: object) -> None:
         self.model = replace(self.model, **changes)  # type: ignore[arg-type]
@@ -265,6 +282,14 @@ class ForetellApp(App[None]):
         else:
             self.conversations.model = ""
             self.conversations.recommended = self.services.models.recommended(found)
+            self._choices.begin(
+                ModelChoice(
+                    found.name,
+                    self.settings.model,
+                    self.settings.speculation.drafter_path,
+                    self.conversations.recommended,
+                )
+            )
             self.model = ModelState(found.name, "loading", fraction=0.0)
             self.bridge.submit(found.load_command(self.settings))
         self.chat_screen.show_model()
@@ -305,10 +330,9 @@ class ForetellApp(App[None]):
 
         name: what finds it again at the next start.
         """
-        speculation = replace(self.settings.speculation, drafter_path=drafter)
-        self.settings = replace(self.settings, speculation=speculation)
+        self._keep_choice(name, drafter)
         self.use_model(found)
-        self._tell_errors(lambda: self.change_settings(replace(self.settings, model=name)))
+        self._tell_errors(lambda: self.services.save_settings(self.settings))
 
     def get_first_model(self, *, is_announced: bool) -> None:
         """Download the model to begin with, or say that there is none: the network only if asked.
@@ -339,9 +363,8 @@ class ForetellApp(App[None]):
         found = download.found
         is_first = self.model.phase == "no model" and self.settings.model == DEFAULT_MODEL
         if found is not None and is_first and not download.is_drafter:
-            self.use_model(found)
-            changed = replace(self.settings, model=found.name)
-            self._tell_errors(lambda: self.change_settings(changed))
+            drafter = self.settings.speculation.drafter_path
+            self.use_chosen(found, name=found.name, drafter=drafter)
         elif found is not None:
             self.notify(f"{found.name} is ready: F3 to use it", markup=False)
         self.chat_screen.show_model()

@@ -20,7 +20,7 @@ from engine.events import EngineFailed, ErrorInfo, ModelFailed, ModelLoading
 from storage.chats import ChatStore
 from storage.database import Database
 from storage.errors import StorageError
-from tests.app.app_fixtures import Stage, open_stage
+from tests.app.app_fixtures import SMOL, FakeLibrary, Stage, open_stage
 from tests.app.fake_engine import FakeEngine, make_model_info
 
 
@@ -252,19 +252,53 @@ async def test_a_question_whose_answer_could_not_be_begun_is_not_asked_twice(
         assert len(stage.app.chat_screen.transcript.views) == 2
 
 
-async def test_a_bad_model_file_leaves_the_model_in_use(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
+def fail_choice(stage: Stage, name: str, kept: str) -> None:
+    error = ErrorInfo("bad_model", f"{name}.gguf is cut off")
+    stage.engine.emit(ModelFailed(name, error, kept=make_model_info(kept)))
+
+
+async def test_a_bad_model_file_leaves_the_model_in_use_with_all_that_belongs_to_it(
+    tmp_path: Path,
+) -> None:
+    """The path, the drafter and the sampler of the model that failed were left behind."""
+    library = FakeLibrary(models=[SMOL])
+    library.recommendations = {DEFAULT_MODEL: {"temperature": 0.2}, "bad": {"temperature": 0.9}}
+    async with open_stage(tmp_path, library=library) as stage:
         stage.engine.loads_by_itself = False
-        stage.app.use_model(FoundModel("bad", Path("/models/bad.gguf")))
-        stage.app.change_settings(replace(stage.app.settings, model="bad"))
-        error = ErrorInfo("bad_model", "bad.gguf is cut off")
-        stage.engine.emit(ModelFailed("bad", error, kept=make_model_info(DEFAULT_MODEL)))
+        bad = FoundModel("bad", Path("/elsewhere/bad.gguf"))
+        stage.app.use_chosen(bad, name="/elsewhere/bad.gguf", drafter="/elsewhere/d.gguf")
+        assert stage.saved[-1].model == "/elsewhere/bad.gguf"
+        fail_choice(stage, "bad", kept=DEFAULT_MODEL)
         await stage.settle()
         assert "bad.gguf is cut off" in stage.notices
         assert (stage.app.model.name, stage.app.model.phase) == (DEFAULT_MODEL, "ready")
         assert stage.saved[-1].model == DEFAULT_MODEL
+        assert stage.saved[-1].speculation.drafter_path is None
+        assert len(stage.engine.sent(LoadModel)) == 2
         await stage.ask("hello")
-        assert stage.engine.request()
+        assert stage.engine.request().sampling.temperature == 0.2
+
+
+async def test_a_model_chosen_while_another_loads_falls_back_on_that_one(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        stage.engine.loads_by_itself = False
+        for name in ("second", "bad"):
+            stage.app.use_chosen(FoundModel(name, Path(f"/m/{name}.gguf")), name=f"/m/{name}.gguf")
+        stage.engine.finish_load("second")
+        fail_choice(stage, "bad", kept="second")
+        await stage.settle()
+        assert stage.app.model.name == "second"
+        assert stage.saved[-1].model == "/m/second.gguf"
+
+
+async def test_a_drafter_that_fails_leaves_the_model_without_it(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        stage.engine.loads_by_itself = False
+        smol = FoundModel(SMOL.name, SMOL.path)
+        stage.app.use_chosen(smol, name=SMOL.name, drafter="/d.gguf")
+        fail_choice(stage, SMOL.name, kept=SMOL.name)
+        await stage.settle()
+        assert stage.saved[-1].speculation.drafter_path is None
 
 
 class LateNews(Static):
