@@ -31,7 +31,10 @@ ENGINE_SEAM = (
 )
 """The engine modules models may see: what they implement, never the loop."""
 
-BACKEND_SEAM = ("backends.base", "backends.program", "backends.weights")
+BACKEND_SEAM = {
+    "engine": ("backends.base",),
+    "models": ("backends.base", "backends.program", "backends.weights"),
+}
 """The backend modules engine and models may see."""
 
 MODELS_AND_BACKENDS_USERS = ("app/wiring.py", "app/cli/")
@@ -82,8 +85,8 @@ def violation(file: str, module: str) -> str | None:
         return f"{top} lives in {HOME_OF[top]} only"
     if folder == "models" and top == "engine" and not is_within(module, ENGINE_SEAM):
         return "models see only the engine's seam modules"
-    if folder in ("engine", "models") and top == "backends" and not is_within(module, BACKEND_SEAM):
-        return f"of the backends only {BACKEND_SEAM} are seams"
+    if folder in BACKEND_SEAM and top == "backends" and not is_within(module, BACKEND_SEAM[folder]):
+        return f"of the backends only {BACKEND_SEAM[folder]} are seams"
     if (
         folder == "app"
         and top in ("models", "backends")
@@ -125,6 +128,7 @@ def test_imports_point_one_way() -> None:
         ("engine/events.py", "models.loader"),
         ("engine/events.py", "torch"),
         ("engine/events.py", "sqlite3"),
+        ("engine/session.py", "backends.weights"),
         ("engine/speculative/execution.py", "engine.speculative.ngram"),
         ("engine/speculative/execution.py", "engine.speculative.registry"),
         ("models/llama.py", "engine.engine"),

@@ -88,7 +88,8 @@ class Trunk:
         def forward() -> RowOutput:
             return self.holder.forward(token_ids, want_logits=want_logits, want_hidden=want_hidden)
 
-        # Drafts are worth nobody's cache: a verify that finds no room becomes a plain step.
+        # Drafts are worth nobody's cache: a verify that finds no room becomes a plain step, and the
+        # drafter is dropped for the turn.
         is_verify = want_logits == "all" and len(token_ids) > 1
         return forward() if is_verify else self._with_room(forward)
 
