@@ -62,9 +62,11 @@ class PrefixKeeper:
         except BackendError as error:
             log.warning("no memory for a stored prefix", exc_info=error)
             return
-        if holder is not None:
-            self._stored.add(prefix)
-            self._store.add_checkpoint(holder)
+        if holder is None:
+            self._stored.discard(prefix)  # another process may have removed it for room
+            return
+        self._stored.add(prefix)
+        self._store.add_checkpoint(holder)
 
     def _fits(self, prefix: tuple[int, ...]) -> bool:
         return self._store.has_room(len(prefix) * self._executable.cache_bytes_per_token)

@@ -101,6 +101,18 @@ def test_s49_a_checkpoint_that_was_evicted_comes_back_from_disk(tmp_path: Path) 
     assert rig.executable.num_rows - before < len(SYSTEM)
 
 
+def test_a_prefix_whose_file_another_process_removed_is_stored_again(tmp_path: Path) -> None:
+    rig = _rig(tmp_path)
+    rig.run()
+    (path,) = _files(tmp_path)
+    path.unlink()
+    store = rig.engine._session.store  # type: ignore[union-attr]
+    while store.evict_one():
+        pass
+    rig.ask(CHAT)
+    assert _files(tmp_path) == [path]
+
+
 def test_s49_a_prefix_the_budget_has_no_room_for_is_not_made_again_and_again() -> None:
     prefix_len = len(SYSTEM) + 4
     options = EngineOptions(holder_budget_bytes=8 * (2 * prefix_len - 20))
