@@ -1,14 +1,19 @@
-"""Which file writes which architecture. The only list of trunks; each is imported when needed."""
+"""Which file writes which architecture: the only list, of trunks and of drafters.
+
+Each is imported when it is needed.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from models.errors import UnsupportedArchitecture
 
 if TYPE_CHECKING:  # the catalog asks for the names alone, and listing it shall not import numpy
+    from backends.base import Executable
     from backends.program import Program
+    from engine.speculative.draft_head import DraftHead
     from engine.speculative.target import TargetTraits
     from models.config import ModelConfig
     from models.gguf_file import GgufFile
@@ -27,8 +32,22 @@ DRAFTER_ARCHITECTURES: dict[str, str] = {
     "eagle3": "target_hidden_size",
 }
 """`general.architecture` of a drafter to the key that holds its target's hidden size."""
-RUN_DRAFTERS: dict[str, tuple[str, str]] = {"gemma4-assistant": ("mtp", "gemma4")}
-"""Of these the ones that are run, to the catalog's word for their kind and the trunk they serve."""
+
+
+class RunDrafter(NamedTuple):
+    """A kind of drafter that is run."""
+
+    module: str
+    kind: str
+    """The catalog's word for it."""
+    trunk: str
+    """The architecture it serves."""
+
+
+RUN_DRAFTERS: dict[str, RunDrafter] = {
+    "gemma4-assistant": RunDrafter("models.gemma4_assistant", "mtp", "gemma4"),
+}
+"""`general.architecture` of the drafters that are run."""
 
 
 class Architecture(Protocol):
@@ -39,6 +58,22 @@ class Architecture(Protocol):
 
     def traits(self, config: ModelConfig) -> TargetTraits:
         """What the trunk says of itself towards speculation."""
+
+
+class DrafterArchitecture(Protocol):
+    """What a drafter's module offers."""
+
+    def build(self, file: GgufFile, target: Program, target_name: str) -> Program:
+        """The pass over the target's caches. Raises: DrafterMismatch, BadGguf."""
+
+    def make_head(self, executable: Executable) -> DraftHead:
+        """The head over the placed pass."""
+
+
+def drafter_architecture(name: str) -> DrafterArchitecture | None:
+    """The module that writes this drafter; None where it is not run."""
+    drafter = RUN_DRAFTERS.get(name)
+    return cast(DrafterArchitecture, import_module(drafter.module)) if drafter else None
 
 
 def architecture_of(file: GgufFile) -> Architecture:

@@ -122,7 +122,7 @@ class Catalog:
             is_run = entry.architecture in ARCHITECTURES
             return None if is_run else f"architecture {entry.architecture} is not supported"
         trunks = {model.architecture for model in self.models if model.name in entry.serves}
-        if any((entry.kind, trunk) in RUN_DRAFTERS.values() for trunk in trunks):
+        if any(run.kind == entry.kind and run.trunk in trunks for run in RUN_DRAFTERS.values()):
             return None
         return f"{entry.kind} drafters for {', '.join(sorted(trunks))} are not supported"
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from backends.base import Backend, Executable, LoadProgress
 from backends.program import Program
 from engine.speculative.draft_head import DraftHead
-from models import gemma4_assistant
-from models.architectures import ARCHITECTURES, DRAFTER_ARCHITECTURES, RUN_DRAFTERS
+from models.architectures import ARCHITECTURES, DRAFTER_ARCHITECTURES, drafter_architecture
 from models.config import DEFAULT_ROPE_BASE
 from models.errors import DrafterMismatch, ModelError
 from models.gguf_file import GgufFile
 from models.vocabulary import Vocabulary
 
+_ASSISTANT = "gemma4-assistant"
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 
@@ -48,9 +48,8 @@ def open_drafter(
     try:
         drafter = GgufFile.open(path)
         check_drafter(drafter, target)
-        if drafter.architecture in RUN_DRAFTERS:
-            built = gemma4_assistant.build(drafter, program, target.path.name)
-            return DrafterFile(built, gemma4_assistant.AssistantHead)
+        if module := drafter_architecture(drafter.architecture):
+            return DrafterFile(module.build(drafter, program, target.path.name), module.make_head)
     except ModelError as error:
         return f"{error}" + (f" ({error.hint})" if error.hint else "")
     return f"{path.name} fits, but drafters of kind {drafter.architecture} are not run here yet"
@@ -67,7 +66,7 @@ def check_drafter(drafter: GgufFile, target: GgufFile) -> None:
             hint=f"known are {', '.join(sorted(DRAFTER_ARCHITECTURES))}",
         )
     _check_hidden_size(drafter, target)
-    if kind == "gemma4-assistant":
+    if kind == _ASSISTANT:
         _check_shares_cache(drafter, target)
     if drafter.strings("tokenizer.ggml.tokens"):
         _check_vocabulary(drafter, target)
@@ -110,7 +109,7 @@ def _check_vocabulary(drafter: GgufFile, target: GgufFile) -> None:
         if wanted != found:
             raise _mismatch(drafter, target, what, wanted, found)
     # An assistant's ids are looked up in the target's own table.
-    most = 0 if drafter.architecture == gemma4_assistant.NAME else _MAX_SIZE_DIFFERENCE
+    most = 0 if drafter.architecture == _ASSISTANT else _MAX_SIZE_DIFFERENCE
     if abs(len(mine) - len(theirs)) > most:
         raise _mismatch(drafter, target, "a vocabulary of", len(mine), len(theirs))
     for token_id in range(_FIRST_COMPARED_ID, min(len(mine), len(theirs))):

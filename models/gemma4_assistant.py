@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -191,5 +190,6 @@ class AssistantHead:
         self.executable.close()
 
 
-if TYPE_CHECKING:
-    _: type[DraftHead] = AssistantHead
+def make_head(executable: Executable) -> DraftHead:
+    """The head over the placed pass."""
+    return AssistantHead(executable)

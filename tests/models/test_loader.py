@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from engine.speculative.target import TargetTraits
 from models import architectures
 from models.architectures import DRAFTER_ARCHITECTURES
 from models.config import ModelConfig
-from models.drafters import check_drafter, open_drafter
+from models.drafters import DrafterFile, check_drafter, open_drafter
 from models.errors import (
     BadGguf,
     DoesNotFit,
@@ -320,6 +321,26 @@ def test_every_listed_architecture_has_its_module() -> None:
         module = __import__(architectures.ARCHITECTURES[name], fromlist=["build"])
         assert callable(module.build)
         assert callable(module.traits)
+
+
+def test_the_table_names_the_module_that_writes_a_drafter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second kind that is run is one more line, and is never built as the first."""
+    for name in architectures.RUN_DRAFTERS:
+        assert architectures.drafter_architecture(name) is not None
+    module = ModuleType("sketch")
+    module.build = lambda file, target, target_name: target  # type: ignore[attr-defined]
+    module.make_head = lambda executable: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sketch", module)
+    monkeypatch.setitem(
+        architectures.RUN_DRAFTERS, "dflash", architectures.RunDrafter("sketch", "dflash", "gemma4")
+    )
+    target = GgufFile.open(TARGET)
+    program = architectures.architecture_of(target).build(target, ModelConfig.from_gguf(target))
+    found = open_drafter(drafter(tmp_path, "dflash"), target, program, None)
+    assert isinstance(found, DrafterFile)
+    assert found.program is program
 
 
 def drafter(tmp_path: Path, kind: str = "gemma4-assistant", **changes: Any) -> Path:
