@@ -183,7 +183,7 @@ def _play(
 
 
 def spec_scenario(prompts: dict[str, str]) -> Scenario:
-    """The four turns of ledger S60. `prompts` by name: one_word, prose, quote_file, quote_answer."""
+    """The four turns of S60. `prompts` by name: one_word, prose, quote_file, quote_answer."""
     lengths = {"one_word": 16, "prose": 160, "quote_file": 200, "quote_answer": 200}
     return Scenario(
         name="spec",

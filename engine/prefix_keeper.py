@@ -1,7 +1,7 @@
 """Background work on shared prefixes, done while no turn runs: warm one, write new ones to disk.
 
-Each step is short, because a turn that is submitted meanwhile waits for it. Never fails a turn or a load: what goes wrong is told once, and the prefix is forwarded when a chat
-needs it.
+Each step is short, because a turn that is submitted meanwhile waits for it. Never fails a turn or
+a load: what goes wrong is told once, and the prefix is forwarded when a chat needs it.
 """
 
 from __future__ import annotations

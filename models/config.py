@@ -90,7 +90,7 @@ class ModelConfig:
     expert_ffn_len: int
     """`expert_feed_forward_length`; 0 where absent."""
     shared_kv_layers: int
-    """`attention.shared_kv_layers`: the last M layers own no keys and values; all of a drafter's."""
+    """`attention.shared_kv_layers`: the last M layers own no keys, values; all of a drafter's."""
     per_layer_input_len: int
     """`embedding_length_per_layer_input` (P); 0 means no per-layer embeddings."""
     logit_softcap: float

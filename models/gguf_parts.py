@@ -112,7 +112,8 @@ def _check_belong_together(parts: list[FilePart]) -> None:
         metadata = part.header.metadata
         if metadata.get("split.no") != number or metadata.get("split.count") != len(parts):
             raise SplitFile(
-                f"{part.path.name} is not part {number + 1} of {len(parts)}, whatever its name says",
+                f"{part.path.name} is not part {number + 1} of {len(parts)}, whatever its name "
+                "says",
                 hint="get the file again",
             )
     promised = first.get("split.tensors.count")

@@ -290,7 +290,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 def _weight(value: object) -> int:
-    """Parts and characters of a value written out. Raises: TemplateLimit above the limit of parts."""
+    """Parts and characters of a value written out. Raises: TemplateLimit above so many parts."""
     num_parts, num_chars, stack = 0, 0, [value]
     while stack:
         item = stack.pop()

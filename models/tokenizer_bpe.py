@@ -51,7 +51,7 @@ def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
 def byte_alphabet() -> dict[str, int]:
     """Character to byte of the printable alphabet byte-level vocabularies are written in.
 
-    Source: GPT-2 `bytes_to_unicode`: printable Latin-1 stands for itself, the rest starts at U+0100.
+    Source: GPT-2 `bytes_to_unicode`: printable Latin-1 is itself, the rest starts at U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -106,8 +106,8 @@ class TorchBackend:
         model = TorchExecutable(program, self._device, matrices)
         if not is_dense:
             model.notices.append(
-                f"the weights are unpacked in every step, which is slow: only {needed / 1e9:.1f} GB "
-                f"of packed ones fit {device_name(self._device)}"
+                f"the weights are unpacked in every step, which is slow: only {needed / 1e9:.1f} "
+                f"GB of packed ones fit {device_name(self._device)}"
             )
         return model
 

@@ -1,4 +1,4 @@
-"""Keys and values of one chat on a torch device, in order of position (`backends.sliding_cache`)."""
+"""One chat's keys and values on a torch device, in order of position (`backends.sliding_cache`)."""
 
 from __future__ import annotations
 

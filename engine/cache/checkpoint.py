@@ -1,8 +1,8 @@
 """A prefix's cache on disk, so that a system prompt is forwarded once per model, not per start.
 
-One `.npz` per prefix, written to a temporary name piece by piece and renamed. Its header names model content,
-arithmetic, layout version and the ids; anything that does not match, or cannot be read, is ignored:
-the prefix is then forwarded again. Knows no turns.
+One `.npz` per prefix, written to a temporary name piece by piece and renamed. Its header names
+model content, arithmetic, layout version and the ids; anything that does not match, or cannot be
+read, is ignored: the prefix is then forwarded again. Knows no turns.
 """
 
 from __future__ import annotations
