@@ -19,7 +19,7 @@ from textual.signal import Signal
 from app.bench_runner import BenchRunner
 from app.bridge import EngineBridge, EngineEventArrived
 from app.clipboard import copy_with_tool
-from app.conversations import Conversations, Turn
+from app.conversations import Conversations
 from app.downloads import Download, DownloadChanged, Downloads
 from app.errors import describe, describe_info
 from app.model_choices import ModelChoice, ModelChoices
@@ -27,6 +27,7 @@ from app.screens.chat import ChatScreen
 from app.services import EngineHandle, FoundModel, Services
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
 from app.themes import THEMES
+from app.turns import Turn
 from app.widgets.status_bar import Phase, Status
 from engine.commands import UpdateSpeculation
 from engine.events import (
@@ -223,7 +224,7 @@ class ForetellApp(App[None]):
             algorithm=info.algorithm,
             declined=info.declined,
         )
-        self.conversations.use_model(info.name)
+        self.conversations.use_model(info.name, info.context_len)
         self.chat_screen.show_model()
 
     async def _on_model_failed(self, event: ModelFailed) -> None:

@@ -6,17 +6,16 @@ text goes to the store, and the screen is told only afterwards. Lives on the UI 
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from app.errors import EARLY_ENDS, describe_info
 from app.settings import THINK, Settings
 from app.shown import ChatEntry, Mark, ShownMessage
 from app.thinking import find_opening, split_thinking
+from app.turns import Turn, read_stats
 from engine.commands import CancelTurn, Command, ForgetChat, Message, SubmitTurn
 from engine.events import (
     EngineEvent,
@@ -27,7 +26,6 @@ from engine.events import (
     TurnFailed,
     TurnFinished,
     TurnStarted,
-    TurnStats,
 )
 from storage.errors import StorageError
 
@@ -35,71 +33,6 @@ if TYPE_CHECKING:
     from storage.answers import AnswerWriter
     from storage.chat_search import SearchHit
     from storage.chats import ChatStore, StoredMessage
-
-
-@dataclass(slots=True)
-class Turn:
-    """One answer on its way, from the question to its last token."""
-
-    command: SubmitTurn
-    writer: AnswerWriter
-    question_id: int
-    question: str
-    phase: Literal["waiting", "reading", "answering", "ended"] = "waiting"
-    """waiting: for the model to be loaded, or for its place in the queue."""
-    is_submitted: bool = False
-    fraction: float = 0.0
-    """Share of the prompt that was read, 0 to 1."""
-    start: str = ""
-    """What the answer begins with: an opened thought, or all it had when it went on."""
-    earlier: TurnStats = field(default_factory=TurnStats)
-    """Counters of the answer before it went on."""
-    text: str = ""
-    stats: TurnStats = field(default_factory=TurnStats)
-    context_used: int = 0
-    dropped_messages: int = 0
-    error: ErrorInfo | None = None
-    problem: StorageError | None = None
-    """Why its end could not be stored, or None."""
-
-    @property
-    def request_id(self) -> str:
-        """The engine's name of the turn."""
-        return self.command.request_id
-
-    @property
-    def chat_id(self) -> str:
-        """The chat it belongs to."""
-        return self.command.chat_id
-
-    @property
-    def message_id(self) -> int:
-        """The answer's row in the store."""
-        return self.writer.message_id
-
-    def take_whole(self, text: str) -> None:
-        """The engine's last word on what was said; nothing said changes nothing."""
-        if text:
-            self.text = self.start + text
-
-    @property
-    def note(self) -> str:
-        """What is worth a word below the answer while it runs."""
-        num = self.dropped_messages
-        return f"{num} oldest messages left out: the context is full" if num else ""
-
-    def shown(self, version: tuple[int, int] = (1, 1)) -> ShownMessage:
-        """The answer as the transcript shows it now."""
-        return ShownMessage(
-            message_id=self.message_id,
-            role="assistant",
-            text=self.text,
-            state="streaming" if self.text else "waiting",
-            note=self.note,
-            stats=self.stats,
-            version=version[0],
-            num_versions=version[1],
-        )
 
 
 class Conversations:
@@ -118,6 +51,8 @@ class Conversations:
         self._unread: set[str] = set()
         self.model = ""
         """Name of the loaded model; empty holds turns back until there is one."""
+        self.context_len = 0
+        """Tokens its context holds; 0 before one is loaded."""
         self.recommended: Mapping[str, float] = {}
         """What its publisher recommends for the sampler."""
 
@@ -153,7 +88,7 @@ class Conversations:
         return [
             turn.shown(versions[message.id])
             if turn is not None and message.id == turn.message_id
-            else _shown(message, versions[message.id])
+            else self._shown(message, versions[message.id])
             for message in self.store.messages(chat_id)
             if message.role != "system"
         ]
@@ -163,7 +98,7 @@ class Conversations:
         siblings = self.store.attempts(message_id)
         for number, message in enumerate(siblings, 1):
             if message.id == message_id:
-                return _shown(message, (number, len(siblings)))
+                return self._shown(message, (number, len(siblings)))
         return None
 
     def _versions(self, chat_id: str) -> dict[int, tuple[int, int]]:
@@ -224,13 +159,18 @@ class Conversations:
             message = self.store.message(message.parent_id)
         return self._answer(message)
 
-    def go_on(self, message_id: int) -> Turn:
-        """Let an answer that ended early go on from its last character, as the same message."""
-        message = self.store.message(message_id)
+    def go_on(self, shown: ShownMessage) -> Turn:
+        """Let an answer that ended early go on from its last character, as the same message.
+
+        Raises: ChatGone; StorageError when another window changed it or writes it.
+        """
+        message = self.store.message(shown.message_id)
         assert message.parent_id is not None, "an answer follows its question"
-        writer = self.store.resume_answer(message_id, model=self._model_name)
         question = self.store.message(message.parent_id)
-        return self._begin(question, writer, message.content, read_stats(message.stats))
+        writer = self.store.resume_answer(
+            message.id, model=self._model_name, content=shown.text, state=shown.state
+        )
+        return self._begin(question, writer, message)
 
     def leave(self, chat_id: str) -> None:
         """Another chat is opened: one that nobody wrote to is not kept."""
@@ -286,12 +226,13 @@ class Conversations:
 
     # -- what the engine does ----------------------------------------------------
 
-    def use_model(self, name: str) -> None:
+    def use_model(self, name: str, context_len: int) -> None:
         """A model is loaded: give it the turns that waited."""
-        self.model = name
+        self.model, self.context_len = name, context_len
         for turn in self.running:
             if not turn.is_submitted:
                 turn.is_submitted = True
+                turn.writer.model = name  # it was a guess until now
                 self._submit(turn.command)
 
     def fail_waiting(self, error: ErrorInfo) -> list[Turn]:
@@ -347,6 +288,34 @@ class Conversations:
 
     # -- parts ---------------------------------------------------------------------
 
+    def _shown(self, message: StoredMessage, version: tuple[int, int]) -> ShownMessage:
+        assert message.role != "system", "system messages are not shown"
+        return ShownMessage(
+            message_id=message.id,
+            role=message.role,
+            text=message.content,
+            state="streaming" if message.state == "partial" else message.state,
+            note=str(message.stats.get("note", "")),
+            model=message.model,
+            stats=read_stats(message.stats) if message.stats else None,
+            version=version[0],
+            num_versions=version[1],
+            context_used=message.stats.get("context_used") or None,
+            can_go_on=_ended_early(message) and not self._fills_context(message),
+        )
+
+    def _fills_context(self, answer: StoredMessage) -> bool:
+        """Whether an answer has filled the context with its question alone.
+
+        What is older than the question can be left out to make room; these two cannot.
+        """
+        used = int(answer.stats.get("context_used", 0)) + 1  # the last token is in no cache
+        if answer.parent_id is None or not 0 < self.context_len <= used:
+            return False
+        history = self._history(self.store.message(answer.parent_id))
+        num_older = sum(message.role != "system" for message in history) - 1
+        return num_older <= int(answer.stats.get("dropped_messages", 0))
+
     def _answer(self, question: StoredMessage) -> Turn:
         writer = self.store.begin_answer(
             question.chat_id, model=self._model_name, parent_id=question.id
@@ -362,10 +331,10 @@ class Conversations:
         self,
         question: StoredMessage,
         writer: AnswerWriter,
-        start: str = "",
-        earlier: TurnStats | None = None,
+        resumed: StoredMessage | None = None,
     ) -> Turn:
         settings = self._settings()
+        start = resumed.content if resumed else ""
         split = split_thinking(start)
         has_thought = bool(split.thinking) or split.is_thinking
         command = SubmitTurn(
@@ -384,7 +353,7 @@ class Conversations:
             question.id,
             question.content,
             start=start,
-            earlier=earlier or TurnStats(),
+            resumed=resumed,
             text=start,
         )
         self._turns[turn.request_id] = turn
@@ -416,48 +385,24 @@ class Conversations:
         if reason is not None:
             end = EARLY_ENDS.get(reason, "")
         note = " · ".join(part for part in (turn.note, end) if part)
-        stats: dict[str, Any] = dataclasses.asdict(add_stats(turn.earlier, turn.stats))
-        stats |= {"context_used": turn.context_used, "note": note, "finish_reason": reason}
+        stats = turn.all_stats | {"note": note, "finish_reason": reason}
         try:
-            turn.writer.finish(state, stats=stats, text=turn.text)
+            if turn.resumed is not None and turn.is_fruitless and state != "complete":
+                turn.writer.model = ""  # it is what it was, with the reason if there is one
+                before = dict(turn.resumed.stats)
+                turn.writer.finish(
+                    turn.resumed.state, stats=before | ({"note": end} if end else {})
+                )
+            else:
+                turn.writer.finish(state, stats=stats, text=turn.text)
         except StorageError as error:
             turn.problem = error  # this turn is over all the same, and others may end with it
         return turn
 
 
-def _shown(message: StoredMessage, version: tuple[int, int]) -> ShownMessage:
-    assert message.role != "system", "system messages are not shown"
-    return ShownMessage(
-        message_id=message.id,
-        role=message.role,
-        text=message.content,
-        state="streaming" if message.state == "partial" else message.state,
-        note=str(message.stats.get("note", "")),
-        model=message.model,
-        stats=read_stats(message.stats) if message.stats else None,
-        version=version[0],
-        num_versions=version[1],
-        context_used=message.stats.get("context_used") or None,
-        can_go_on=_ended_early(message),
-    )
-
-
 def _ended_early(message: StoredMessage) -> bool:
     is_cut = message.stats.get("finish_reason") in ("context", "length")
-    is_broken = message.state in ("stopped", "interrupted", "failed")
-    return message.role == "assistant" and bool(message.content) and (is_cut or is_broken)
-
-
-def add_stats(earlier: TurnStats, later: TurnStats) -> TurnStats:
-    """Counters of an answer that went on: what was emitted in both parts, the rest of the last."""
-    summed = ("completion_tokens", "decode_ms", "draft_n", "draft_n_accepted")
-    sums = {name: getattr(earlier, name) + getattr(later, name) for name in summed}
-    return dataclasses.replace(later, **sums)
-
-
-def read_stats(stored: Mapping[str, Any]) -> TurnStats:
-    """Counters as they were stored; what this version does not know is left out."""
-    known = {field.name for field in dataclasses.fields(TurnStats)}
-    values = {key: value for key, value in stored.items() if key in known}
-    values["accepted_per_position"] = tuple(values.get("accepted_per_position", ()))
-    return TurnStats(**values)
+    is_early = message.state in ("stopped", "interrupted", "failed") or (
+        message.state == "complete" and is_cut
+    )
+    return message.role == "assistant" and bool(message.content) and is_early

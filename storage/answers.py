@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 FLUSH_INTERVAL_S: Final = 0.5
 """Shortest time between two flushes that `append` makes by itself."""
 
+_JOINED_MODELS: Final = " + "
+"""Between the names of the models that wrote one answer."""
+
 _START_TOLERANCE_S: Final = 5.0
 """A process's start time moves a little when the system clock is set."""
 
@@ -35,11 +38,16 @@ class AnswerWriter:
         message_id: int,
         attempt: int,
         *,
+        model: str,
+        earlier_models: str = "",
         now: Callable[[], float],
     ) -> None:
         self.chat_id = chat_id
         self.message_id = message_id
         self.attempt = attempt
+        self.model = model
+        """Who writes; stored with the end, for it may be known only after the beginning."""
+        self._earlier_models = earlier_models
         self.is_finished = False
         self.problem: StorageError | None = None
         """Why the last flush did not get through, or None; worth one notice, not a stop."""
@@ -92,8 +100,12 @@ class AnswerWriter:
             if text is not None:
                 db.execute("UPDATE messages SET content = ? WHERE id = ?", (text, self.message_id))
             db.execute(
-                "UPDATE messages SET stats = ? WHERE id = ?",
-                (json.dumps(dict(stats or {})), self.message_id),
+                "UPDATE messages SET stats = ?, model = ? WHERE id = ?",
+                (
+                    json.dumps(dict(stats or {})),
+                    join_models(self._earlier_models, self.model),
+                    self.message_id,
+                ),
             )
             db.execute("UPDATE chats SET updated_at = ? WHERE id = ?", (self._now(), self.chat_id))
             settle_answer(db, self.message_id, state)
@@ -111,6 +123,12 @@ class AnswerWriter:
                 f"chat {self.chat_id} was deleted while its answer was written",
                 hint="copy the answer from the screen if you need it",
             )
+
+
+def join_models(earlier: str, model: str) -> str:
+    """The names of all that wrote an answer, the last one last; empty: nothing was added."""
+    names = [name for name in earlier.split(_JOINED_MODELS) if name and name != model]
+    return _JOINED_MODELS.join([*names, model]) if model else earlier
 
 
 def settle_answer(db: sqlite3.Connection, message_id: int, state: MessageState) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from storage.answers import AnswerWriter, is_running, settle_answer, this_process
+from storage.answers import AnswerWriter, is_running, join_models, settle_answer, this_process
 from storage.chat_search import SearchHit, search_chats
 from storage.database import Database
 from storage.errors import ChatGone, DatabaseBusy, StorageError
@@ -37,9 +37,6 @@ _ID_LEN: Final = 6
 """28^6 = 480 million ids; a clash is drawn again."""
 
 _TITLE_LEN: Final = 60
-
-_JOINED_MODELS: Final = " + "
-"""Between the names of the models that wrote one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,29 +234,52 @@ class ChatStore:
             head_id = _head_id(db, chat_id)
             follows = head_id if parent_id is None else parent_id
             message_id = self._insert(db, chat_id, follows, "assistant", "", "partial")
-        return self._open_answer(message_id, model)
+            return self._open_answer(db, message_id, model)
 
-    def resume_answer(self, message_id: int, *, model: str) -> AnswerWriter:
+    def resume_answer(
+        self, message_id: int, *, model: str, content: str, state: str
+    ) -> AnswerWriter:
         """Open an answer again that ended early: what is appended goes behind its text.
 
+        content, state: the answer as the person has it before them.
         State:  the answer is `partial` until it is finished; the name of another model joins the
                 first one's.
-        Raises: ChatGone.
+        Raises: ChatGone; StorageError when it is another one by now, or being written: two
+                windows that go on with one answer would mix their texts.
         """
-        before = self.message(message_id).model
-        names = [name for name in before.split(_JOINED_MODELS) if name and name != model]
-        return self._open_answer(message_id, _JOINED_MODELS.join([*names, model]))
-
-    def _open_answer(self, message_id: int, model: str) -> AnswerWriter:
-        pid, started = this_process()
         with self._db.transaction() as db:
-            db.execute(
-                "UPDATE messages SET state = 'partial', model = ?, owner_pid = ?, owner_started = ?"
-                " WHERE id = ?",
-                (model, pid, started, message_id),
-            )
-        message = self.message(message_id)
-        writer = AnswerWriter(self._db, message.chat_id, message_id, message.attempt, now=self._now)
+            row = db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
+            if row is None:
+                raise ChatGone(f"message {message_id} was deleted")
+            if row["state"] == "partial" and is_running(row["owner_pid"], row["owner_started"]):
+                raise StorageError(
+                    "this answer is being written in another window", hint="wait until it has ended"
+                )
+            if (row["content"], row["state"]) != (content, state):
+                raise StorageError(
+                    "this answer was changed in another window",
+                    hint="open the chat again to see it",
+                )
+            return self._open_answer(db, message_id, model)
+
+    def _open_answer(self, db: sqlite3.Connection, message_id: int, model: str) -> AnswerWriter:
+        message = _message(
+            db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
+        )
+        db.execute(
+            "UPDATE messages SET state = 'partial', model = ?, owner_pid = ?, owner_started = ?"
+            " WHERE id = ?",
+            (join_models(message.model, model), *this_process(), message_id),
+        )
+        writer = AnswerWriter(
+            self._db,
+            message.chat_id,
+            message_id,
+            message.attempt,
+            model=model,
+            earlier_models=message.model,
+            now=self._now,
+        )
         self._writers.append(writer)
         return writer
 

@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Static
 
-from app.conversations import Conversations, Turn
+from app.conversations import Conversations
 from app.editor import edit_in_terminal
 from app.errors import Refused
 from app.screens.chat_commands import ChatCommands
@@ -32,6 +32,7 @@ from app.screens.hints import (
 from app.screens.message_actions import MessageActions
 from app.screens.welcome import describe_empty_chat
 from app.slash import SlashCommand, parse_slash, unescape
+from app.turns import Turn
 from app.widgets.chat_list import ChatList
 from app.widgets.markdown import CopyCode
 from app.widgets.message import MessageView

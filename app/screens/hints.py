@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.cells import cell_len
 
-from app.conversations import Turn
+from app.turns import Turn
 from app.widgets.status_bar import Status
 
 RUNNING_HINTS = ("Esc stop", "F1 keys", "Ctrl+T speculation", "Ctrl+N new chat", "F2 settings")

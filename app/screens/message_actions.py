@@ -82,8 +82,11 @@ class MessageActions:
         if not shown.can_go_on or not views or views[-1].shown.message_id != shown.message_id:
             self._screen.notify("Only a newest answer that ended early can go on", markup=False)
             return
-        turn = self._screen.conversations.go_on(shown.message_id)
-        await self._screen.resync()
+        try:
+            turn = self._screen.conversations.go_on(shown)
+        finally:
+            await self._screen.resync()  # also where another window went on with it
+            self._screen.show_status()
         self._screen.follow(turn)
 
     async def _select_version(self, shown: ShownMessage, step: int) -> None:

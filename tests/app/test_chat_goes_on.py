@@ -12,11 +12,14 @@ from textual.app import SuspendNotSupported
 
 from app.editor import edit_text
 from app.errors import Refused
+from app.settings import Settings
 from app.widgets.prompt import Attachment
 from engine.commands import SubmitTurn
 from engine.events import TurnStarted
+from storage.chats import ChatStore
 from storage.errors import StorageError
-from tests.app.app_fixtures import Stage, open_stage
+from tests.app.app_fixtures import SMOL, Stage, open_stage
+from tests.app.fake_engine import FakeEngine
 
 
 async def enter(stage: Stage, text: str) -> None:
@@ -84,6 +87,73 @@ async def test_a_full_contexts_answer_goes_on_by_a_key_on_it(tmp_path: Path) -> 
         await stage.pilot.press("ctrl+up", "g")
         await stage.settle()
         assert stage.engine.request().answer_start == "half"
+
+
+async def fill_context(stage: Stage, question: str, *, dropped: int = 0) -> None:
+    await stage.ask(question)
+    stage.engine.begin(dropped=dropped)
+    stage.engine.say("half")
+    stage.engine.finish("context")
+    await stage.settle()
+
+
+async def test_an_answer_that_filled_the_context_alone_is_not_offered_more(tmp_path: Path) -> None:
+    """It was tried, failed, and the answer stood there as failed."""
+    async with open_stage(tmp_path) as stage:
+        stage.engine.finish_load(context_len=42)
+        await fill_context(stage, "one")
+        assert "/continue" not in stage.text
+        await fill_context(stage, "two")
+        assert "/continue goes on" in stage.text
+        await fill_context(stage, "three", dropped=4)
+        assert "/continue" not in stage.text
+        stage.engine.finish_load(context_len=4096)
+        await stage.settle()
+        await stage.app.chat_screen.open_chat(stage.chat_id)
+        assert "/continue goes on" in stage.text
+
+
+async def test_going_on_that_fails_at_once_leaves_the_answer_as_it_was(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await fill_context(stage, "Tell me")
+        before = stage.store.messages(stage.chat_id)[-1]
+        await enter(stage, "/continue")
+        stage.engine.begin()
+        stage.engine.fail("it does not fit")
+        await stage.settle()
+        after = stage.store.messages(stage.chat_id)[-1]
+        assert (after.state, after.model, after.content) == ("complete", before.model, "half")
+        assert after.stats == {**before.stats, "note": "it does not fit"}
+        assert "it does not fit" in stage.text
+
+
+async def test_an_answer_another_window_went_on_with_is_left_to_it(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        await stop_half(stage)
+        answer = stage.store.messages(stage.chat_id)[-1]
+        other = ChatStore(stage.store.database)
+        writer = other.resume_answer(answer.id, model="m", content="Once upon ", state="stopped")
+        await enter(stage, "/continue")
+        assert "being written in another window" in stage.notices
+        assert len(stage.engine.sent(SubmitTurn)) == 1
+        assert "/continue" not in stage.text
+        writer.append("a time.")
+        writer.finish("complete")
+        assert stage.store.message(answer.id).content == "Once upon a time."
+
+
+async def test_an_answer_begun_before_the_load_is_named_by_the_loaded_model(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(loads_by_itself=False)
+    settings = Settings(system_prompt="", model=str(SMOL.path))
+    async with open_stage(tmp_path, engine=engine, settings=settings) as stage:
+        await stage.ask("hello")
+        engine.finish_load(SMOL.name)
+        await stage.settle()
+        engine.answer("hi")
+        await stage.settle()
+        assert stage.store.messages(stage.chat_id)[-1].model == SMOL.name
 
 
 async def test_an_answer_that_repeated_itself_is_not_offered_more_of_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.answers import AnswerWriter
 from storage.chats import ChatStore, StoredMessage
 from storage.database import Database
 from storage.errors import ChatGone, StorageError
@@ -231,13 +232,44 @@ def test_f4_kill_9_loses_nothing_that_was_flushed(
     database.close()
 
 
+def resume(store: ChatStore, message_id: int, *, model: str) -> AnswerWriter:
+    seen = store.message(message_id)
+    return store.resume_answer(message_id, model=model, content=seen.content, state=seen.state)
+
+
+def test_two_windows_do_not_go_on_with_one_answer(store: ChatStore, database: Database) -> None:
+    chat = store.create()
+    first = store.begin_answer(chat.id, model="tiny")
+    first.append("half")
+    first.finish("stopped")
+    seen = {"content": "half", "state": "stopped"}
+    other = ChatStore(database)
+    writer = other.resume_answer(first.message_id, model="tiny", **seen)
+    with pytest.raises(StorageError, match="being written in another window"):
+        store.resume_answer(first.message_id, model="tiny", **seen)
+    writer.append(" and more")
+    writer.finish("stopped")
+    with pytest.raises(StorageError, match="changed in another window"):
+        store.resume_answer(first.message_id, model="tiny", **seen)
+    assert store.message(first.message_id).content == "half and more"
+    assert resume(store, first.message_id, model="tiny").attempt == 0
+
+
+def test_the_model_named_last_is_stored_with_the_end(store: ChatStore) -> None:
+    chat = store.create()
+    writer = store.begin_answer(chat.id, model="a guess")
+    writer.model = "tiny"
+    writer.finish("complete")
+    assert store.message(writer.message_id).model == "tiny"
+
+
 def test_an_answer_that_ended_early_goes_on_as_the_same_message(store: ChatStore) -> None:
     chat = store.create()
     store.add_message(chat.id, "user", "q")
     first = store.begin_answer(chat.id, model="tiny")
     first.append("half an ")
     first.finish("stopped")
-    writer = store.resume_answer(first.message_id, model="other")
+    writer = resume(store, first.message_id, model="other")
     assert (writer.attempt, store.message(first.message_id).state) == (first.attempt, "partial")
     writer.append("answer")
     writer.finish("complete")
@@ -257,7 +289,7 @@ def test_an_answer_that_goes_on_with_its_own_model_names_it_once(store: ChatStor
     first.append("half")
     first.finish("stopped")
     for model in ("tiny", "other", "tiny"):
-        store.resume_answer(first.message_id, model=model).finish("stopped")
+        resume(store, first.message_id, model=model).finish("stopped")
     assert store.message(first.message_id).model == "other + tiny"
 
 
@@ -268,7 +300,7 @@ def test_a_writer_that_dies_while_going_on_leaves_the_answer_interrupted(
     first = store.begin_answer(chat.id, model="tiny")
     first.append("half")
     first.finish("stopped")
-    store.resume_answer(first.message_id, model="tiny")
+    resume(store, first.message_id, model="tiny")
     with database.transaction() as db:
         db.execute("UPDATE messages SET owner_pid = 0")
     assert ChatStore(database).message(first.message_id).state == "interrupted"
