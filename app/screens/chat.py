@@ -15,7 +15,6 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from app.conversations import Conversations
-from app.editor import edit_in_terminal
 from app.errors import Refused
 from app.screens.chat_commands import ChatCommands
 from app.screens.dialogs import TextView
@@ -371,16 +370,9 @@ class ChatScreen(Screen[None]):
         texts = [attachment.text for attachment in self.prompt.attachments]
         self.app.push_screen(TextView("What is attached", "\n\n".join(texts)))
 
-    def action_edit_prompt(self) -> None:
+    async def action_edit_prompt(self) -> None:
         """Write the message, attachments included, in the person's own editor."""
-        before = self.prompt.text
-        try:
-            after = edit_in_terminal(self.app, self.foretell.services.editor, before)
-        except Refused as error:
-            self._commands.tell(error)
-            return
-        if after != before:
-            self.prompt.rewrite(after)
+        await self._commands.choose("editor")
 
     # -- drafts ------------------------------------------------------------------------
 

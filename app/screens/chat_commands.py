@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from textual.app import SystemCommand
 
+from app.editor import edit_in_terminal
 from app.errors import Refused
 from app.screens.dialogs import ConfirmDialog, EditDialog, TextDialog
 from app.settings import THINK, Settings, SettingsError
@@ -77,7 +78,7 @@ class ChatCommands:
         """The same commands for the palette."""
         for command in (c for c in self._table if c.title):
             help_text = f"{command.help_text} · /{command.name}"
-            yield SystemCommand(command.title, help_text, partial(self._run_chosen, command))
+            yield SystemCommand(command.title, help_text, partial(self.choose, command.name))
         if name := self._screen.other_model:
             use = partial(self._app.choose_model, name)
             yield SystemCommand(f"Use {name}", "The model that answered here before", use)
@@ -95,9 +96,10 @@ class ChatCommands:
         if inspect.isawaitable(done := found.run(argument)):
             await done
 
-    async def _run_chosen(self, command: ChatCommand) -> None:
+    async def choose(self, name: str) -> None:
+        """Carry out what was chosen by a key or in the palette, or say why not."""
         try:
-            await self.run(command.name, "")
+            await self.run(name, "")
         except (Refused, StorageError) as error:
             self.tell(error)
 
@@ -144,7 +146,7 @@ class ChatCommands:
             "read", "Attach a file", "Put a text file into the message", self._read, "PATH"
         )
         yield ChatCommand(
-            "editor", "Open the editor", "Write in $EDITOR (Ctrl+G)", run(screen.action_edit_prompt)
+            "editor", "Open the editor", "Write in $EDITOR (Ctrl+G)", run(self._edit_prompt)
         )
         yield ChatCommand(
             "export", "Export chat", "Write this chat as Markdown", self._export, "[PATH]"
@@ -268,6 +270,15 @@ class ChatCommands:
         chat_id = self._screen.make_chat()
         self._screen.conversations.store.set_system_prompt(chat_id, text)
         self._screen.notify("System prompt of this chat: used from its next answer on")
+
+    def _edit_prompt(self) -> None:
+        if any(turn.is_submitted for turn in self._screen.conversations.running):
+            # The editor holds the screen's thread, which stores what comes.
+            raise Refused("An answer is running: the editor opens when it has ended")
+        before = self._screen.prompt.text
+        after = edit_in_terminal(self._app, self._app.services.editor, before)
+        if after != before:
+            self._screen.prompt.rewrite(after)
 
     # -- files -------------------------------------------------------------------------
 

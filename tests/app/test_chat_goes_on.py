@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import pytest
-from textual.app import SuspendNotSupported
-
-from app.editor import edit_text
-from app.errors import Refused
 from app.settings import Settings
-from app.widgets.prompt import Attachment
 from engine.commands import SubmitTurn
 from engine.events import TurnStarted
 from storage.chats import ChatStore
@@ -314,87 +305,3 @@ async def test_a_chat_with_a_draft_or_a_system_prompt_of_its_own_is_kept(tmp_pat
         await stage.pilot.press("ctrl+n")
         await stage.settle()
         assert sorted(chat.draft for chat in stage.store.list_chats()) == ["", "half a thought"]
-
-
-@contextmanager
-def refuse() -> Iterator[None]:
-    raise SuspendNotSupported("headless")
-    yield
-
-
-def editor_that(folder: Path, code: str) -> str:
-    script = folder / "editor.py"
-    script.write_text(f"import sys, pathlib\npath = pathlib.Path(sys.argv[-1])\n{code}\n", "utf-8")
-    return f'"{sys.executable}" "{script}"'
-
-
-APPEND = "path.write_bytes(path.read_bytes() + 'é and more\\n'.encode())"
-
-
-async def test_the_message_is_written_in_the_persons_editor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        object.__setattr__(stage.app.services, "editor", editor_that(tmp_path, APPEND))
-        monkeypatch.setattr(stage.app, "suspend", nullcontext)
-        await stage.type("so far ")
-        await stage.pilot.press("ctrl+g")
-        await stage.settle()
-        assert stage.app.chat_screen.prompt.text == "so far é and more"
-
-
-async def test_what_is_attached_stays_a_chip_when_the_editor_left_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        prompt = stage.app.chat_screen.prompt
-        object.__setattr__(stage.app.services, "editor", editor_that(tmp_path, APPEND))
-        monkeypatch.setattr(stage.app, "suspend", nullcontext)
-        prompt.attach(Attachment("\nfile.txt:\n\nlines\n", "file.txt"))
-        await stage.type("so far ")
-        await stage.pilot.press("ctrl+g")
-        await stage.settle()
-        assert prompt.area.text == "so far é and more"
-        assert [attachment.name for attachment in prompt.attachments] == ["file.txt"]
-        object.__setattr__(
-            stage.app.services, "editor", editor_that(tmp_path, "path.write_text('all new')")
-        )
-        await stage.pilot.press("ctrl+g")
-        await stage.settle()
-        assert (prompt.area.text, prompt.attachments) == ("all new", ())
-
-
-async def test_without_an_editor_one_line_says_what_to_set(tmp_path: Path) -> None:
-    async with open_stage(tmp_path) as stage:
-        await stage.type("kept")
-        await stage.pilot.press("ctrl+g")
-        await stage.settle()
-        assert "set VISUAL or EDITOR" in stage.notices
-        assert stage.app.chat_screen.prompt.text == "kept"
-
-
-async def test_a_terminal_that_cannot_be_lent_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_stage(tmp_path) as stage:
-        object.__setattr__(stage.app.services, "editor", "vi")
-        monkeypatch.setattr(stage.app, "suspend", refuse)
-        await stage.pilot.press("ctrl+g")
-        await stage.settle()
-        assert "cannot be lent" in stage.notices
-
-
-@pytest.mark.parametrize(
-    ("editor", "words"),
-    [
-        ("/no/such/editor", "cannot be started"),
-        ("'unclosed", "cannot be started"),
-        ("fails", "ended with code 3"),
-        ("binary", "no UTF-8 text"),
-    ],
-)
-def test_an_editor_that_fails_leaves_the_message(tmp_path: Path, editor: str, words: str) -> None:
-    codes = {"fails": "sys.exit(3)", "binary": "path.write_bytes(bytes([255, 254]))"}
-    command = editor_that(tmp_path, codes[editor]) if editor in codes else editor
-    with pytest.raises(Refused, match=words):
-        edit_text(command, "text")
