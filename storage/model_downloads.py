@@ -141,13 +141,14 @@ class HubAccess:
     endpoint: str = HUB_ENDPOINT
     token: str | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        """Raises: AccessDenied when the token cannot be one."""
+    def checked_token(self) -> str | None:
+        """What goes into a header. Raises: AccessDenied when the token cannot be one."""
         if self.token is not None and _TOKEN.fullmatch(self.token) is None:
             raise AccessDenied(
                 "the hub's token has characters no token has",
                 hint="check HF_TOKEN, or the file that `hf auth login` wrote",
             )
+        return self.token
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class ModelDownloads:
 
         policy = self._tools.policy or RetryPolicy()
         with _make_client(policy.stall_timeout_s) as client:
-            entries = list_models(client, self._hub.endpoint, self._hub.token, repo)
+            entries = list_models(client, self._hub.endpoint, self._hub.checked_token(), repo)
         chosen = {
             f"hf:{repo.repo}@{repo.revision}/{entry.file}": entry
             for entry in choose_model(repo, entries)
@@ -358,7 +359,7 @@ class ModelDownloads:
         if isinstance(source, UrlFile):
             return Remote(source.address)
         page = f"{self._hub.endpoint.rstrip('/')}/{source.repo}"
-        return Remote(source.url(self._hub.endpoint), self._hub.token, page)
+        return Remote(source.url(self._hub.endpoint), self._hub.checked_token(), page)
 
 
 def _recorded(sources: Sequence[ModelSource]) -> str:

@@ -156,6 +156,16 @@ def test_f16_a_token_that_cannot_be_one_is_refused_and_not_shown(bench: Bench, t
     assert bench.server.requests == []
 
 
+def test_a_token_that_cannot_be_one_stops_no_download_that_does_not_use_it(bench: Bench) -> None:
+    bench.token = "hf secret"
+    bench.is_offline = True
+    with pytest.raises(OfflineError):
+        bench.fetch()
+    bench.is_offline = False
+    bench.fetch(source=f"{bench.server.url}/tiny.gguf")
+    assert bench.is_installed()
+
+
 def test_f16_a_header_that_cannot_be_written_is_not_shown() -> None:
     error = httpx.LocalProtocolError("Illegal header value b'Bearer hf_secret'")
     explained = downloads_module._explain(error, "https://x/y")
