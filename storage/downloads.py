@@ -43,7 +43,9 @@ class RetryPolicy:
     """A connection that brings less over `slow_window_s` is given up too: it would never end."""
     slow_window_s: float = 30.0
     num_tries: int = 6
-    """Failures in a row, each of which brought less than a slow window, before it gives up."""
+    """Failures in a row, each of which brought hardly anything, before it gives up."""
+    min_try_bytes: int = 4096
+    """What a try must bring beside `min_bytes_per_s` to count as one that got on."""
     num_connect_tries: int = 3
     """The same for a server that was never reached: a wrong address should not take a minute."""
     first_wait_s: float = 1.0
@@ -56,6 +58,10 @@ class RetryPolicy:
     def min_window_bytes(self) -> float:
         """Bytes a connection must bring in each window."""
         return self.min_bytes_per_s * self.slow_window_s
+
+    def enough_bytes(self, duration_s: float) -> float:
+        """Bytes a try that took so long must bring, or it counts as a failure like the last one."""
+        return self.min_try_bytes + self.min_bytes_per_s * duration_s
 
     def wait_s(self, num_failures: int) -> float:
         """Seconds to wait after so many failures in a row."""
@@ -140,12 +146,12 @@ class HttpDownload:
         num_failures = 0
         self._is_whole = self._has_every_byte()
         while not self._is_whole:
-            num_before = self._part.num_bytes
+            num_before, began_s = self._part.num_bytes, self._waiting.clock()
             try:
                 self._try_once()
             except _TryAgain as failure:
                 num_new = self._part.num_bytes - num_before
-                has_advanced = num_new >= self._policy.min_window_bytes
+                has_advanced = num_new >= self._policy.enough_bytes(self._waiting.clock() - began_s)
                 num_failures = 1 if has_advanced else num_failures + 1
                 self._wait_or_give_up(failure, num_failures)
 
