@@ -16,11 +16,8 @@ import httpx
 
 from storage.downloads import failure_of, refuse_downgrade
 from storage.errors import AccessDenied, DownloadFailed, ModelNotFound
-from storage.model_files import SHARD
+from storage.model_files import SHARD, may_be_model
 from storage.model_sources import HubFile, HubRepo
-
-_NO_MODELS: Final = ("mmproj", "imatrix")
-"""Beginnings of GGUF files that are image projectors or statistics for quantizing."""
 
 _QUANT: Final = re.compile(r"(?i)(?<![a-z0-9])(?:UD-)?(?:T?I?Q\d\w*|MXFP\d\w*|BF16|F16|F32)")
 """What a file name says of its quantization. Source: the type names of llama.cpp's quantize."""
@@ -65,7 +62,7 @@ def list_models(
         entries = [_entry(sibling) for sibling in answer.json()["siblings"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DownloadFailed(f"{address} is no list of files", hint="check HF_ENDPOINT") from error
-    return [entry for entry in entries if _may_be_model(entry.file)]
+    return [entry for entry in entries if may_be_model(entry.file)]
 
 
 def choose_model(repo: HubRepo, entries: Iterable[HubEntry]) -> list[HubEntry]:
@@ -112,11 +109,6 @@ def _entry(sibling: Mapping[str, Any]) -> HubEntry:
         size if isinstance(size, int) else None,
         sha256 if is_hash else None,
     )
-
-
-def _may_be_model(file: str) -> bool:
-    name = PurePosixPath(file).name.lower()
-    return name.endswith(".gguf") and not name.startswith(_NO_MODELS)
 
 
 def _model_name(file: str) -> str:

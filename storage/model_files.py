@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from storage.download_lock import download_lock
@@ -35,6 +35,9 @@ _PIECE_BYTES: Final = 1 << 20
 
 SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
 """Names of split models. Source: llama.cpp tools/gguf-split, LLM_SPLIT naming."""
+
+_NO_MODEL: Final = re.compile(r"(?i)(?<![a-z0-9])(?:mmproj|imatrix)(?![a-z0-9])")
+"""In names of image projectors and of statistics for quantizing, which are GGUF files too."""
 
 _OLLAMA_MODEL_LAYER: Final = "application/vnd.ollama.image.model"
 """Source: Ollama's manifests (JSON, one per tag)."""
@@ -177,9 +180,15 @@ class ModelFiles:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def may_be_model(file_name: str) -> bool:
+    """Whether a file is a GGUF file, and by its name no part that only belongs to a model."""
+    name = PurePosixPath(file_name).name
+    return name.lower().endswith(".gguf") and _NO_MODEL.search(name) is None
+
+
 def scan_folder(folder: Path, origin: Origin) -> Iterator[ModelFile]:
     """GGUF files below a folder; shards of one model are one entry."""
-    yield from _group(_walk(folder, ".gguf"), origin, folder)
+    yield from _group(_models_below(folder), origin, folder)
 
 
 def scan_hf_cache(cache: Path) -> Iterator[ModelFile]:
@@ -194,7 +203,7 @@ def scan_hf_cache(cache: Path) -> Iterator[ModelFile]:
         for snapshot in snapshots:
             paths = [
                 path
-                for path in _walk(snapshot, ".gguf")
+                for path in _models_below(snapshot)
                 if path.relative_to(snapshot).as_posix() not in seen
             ]
             seen.update(path.relative_to(snapshot).as_posix() for path in paths)
@@ -241,7 +250,7 @@ def _group(paths: Iterable[Path], origin: Origin, root: Path | None = None) -> I
         if match:
             key = (path.parent, match["stem"], int(match["total"]))
             shards.setdefault(key, []).append(path)
-        elif not path.name.startswith("mmproj"):  # image projectors are no language models
+        else:
             record = read_record(path) if origin == "foretell" else None
             sha256 = record.sha256 if record is not None else None
             yield ModelFile(path.stem, path, path.stat().st_size, origin, sha256=sha256)
@@ -268,6 +277,10 @@ def _at(path: Path, models: list[ModelFile]) -> ModelFile:
         same = (other for other in _walk(path.parent, ".gguf") if other.parent == path.parent)
         paths = [p for p in same if (m := SHARD.match(p.stem)) and m["stem"] == match["stem"]]
     return next(_group(paths, "folder"))
+
+
+def _models_below(folder: Path) -> list[Path]:
+    return [path for path in _walk(folder, ".gguf") if may_be_model(path.name)]
 
 
 def _walk(folder: Path, suffix: str) -> list[Path]:

@@ -17,6 +17,8 @@ from tests.storage.misbehaving_server import SHA256, Behaviour, hang_up, send, s
 FILES = (
     "README.md",
     "mmproj-Tiny-F16.gguf",
+    "Tiny.mmproj-Q8_0.gguf",
+    "Tiny-imatrix.gguf",
     "Tiny-Q4_0.gguf",
     "Tiny-q4_k_m.gguf",
     "Tiny-IQ4_XS.gguf",
@@ -79,7 +81,7 @@ def test_a_quantization_names_its_files(bench: Bench, text: str, names: list[str
 
 
 def test_the_only_model_of_a_repository_needs_no_quantization(bench: Bench) -> None:
-    assert wanted(bench, "hf:owner/repo", *FILES[:3]) == ["Tiny-Q4_0.gguf"]
+    assert wanted(bench, "hf:owner/repo", *FILES[:5]) == ["Tiny-Q4_0.gguf"]
 
 
 @pytest.mark.parametrize(

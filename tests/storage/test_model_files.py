@@ -97,11 +97,16 @@ def test_an_unknown_name_suggests_near_ones(tmp_path: Path) -> None:
 
 def test_parts_and_projectors_are_no_models(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf.part", b"GGUF12")
-    write(tmp_path / "mmproj-a.gguf")
-    write(tmp_path / "notes.txt")
+    for name in ("mmproj-a.gguf", "a-MMPROJ-f16.gguf", "a_imatrix.gguf", "notes.txt"):
+        write(tmp_path / name)
     files = ModelFiles(tmp_path)
     assert files.installed() == []
     assert [(part.name, part.size_bytes) for part in files.parts()] == [("a", 6)]
+
+
+def test_a_file_named_by_its_path_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
+    write(tmp_path / "mmproj-a.gguf")
+    assert ModelFiles(tmp_path).resolve(str(tmp_path / "mmproj-a.gguf")).name == "mmproj-a"
 
 
 def test_a_part_is_removed_with_its_note(tmp_path: Path) -> None:
