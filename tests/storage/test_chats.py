@@ -184,6 +184,16 @@ def test_the_search_index_keeps_nothing_of_a_deleted_chat(tmp_path: Path) -> Non
     assert "\u16a1\u16a2".encode() not in left
 
 
+def test_leaving_an_empty_chat_rewrites_no_index(store: ChatStore, database: Database) -> None:
+    store.add_message(store.create().id, "user", "hello")
+    before = database.query("SELECT * FROM message_texts_data")
+    said: list[str] = []
+    database._connection.set_trace_callback(said.append)
+    store.delete(store.create().id)
+    assert not any("optimize" in statement for statement in said)
+    assert database.query("SELECT * FROM message_texts_data") == before
+
+
 def test_a_chat_deleted_elsewhere_is_gone_in_every_call(store: ChatStore) -> None:
     chat = store.create()
     message = store.add_message(chat.id, "user", "hello")
