@@ -49,8 +49,18 @@ def write_new_file(path: Path, text: str) -> None:
         raise Refused(f"Cannot write {path}: {_reason(error)}") from error
 
 
-def free_path(folder: Path, title: str, suffix: str) -> Path:
-    """A file name made from a title that nothing has yet."""
+def free_path(title: str, suffix: str) -> Path:
+    """A file name made from a title that nothing in the working folder has yet.
+
+    Raises: Refused when that folder is gone or closed.
+    """
+    try:
+        return _free_path(Path.cwd(), title, suffix)
+    except OSError as error:
+        raise Refused(f"Cannot write into the working folder: {_reason(error)}") from error
+
+
+def _free_path(folder: Path, title: str, suffix: str) -> Path:
     words = "-".join(re.findall(r"\w+", title.lower()))[:60].strip("-") or "chat"
     for number in range(1, 1000):
         path = folder / (f"{words}-{number}{suffix}" if number > 1 else f"{words}{suffix}")

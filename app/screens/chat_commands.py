@@ -19,6 +19,7 @@ from app.text_files import free_path, read_text_file, typed_path, write_new_file
 from app.widgets.prompt import Attachment
 from storage.chat_export import export_markdown
 from storage.errors import StorageError
+from storage.model_sources import is_source
 
 if TYPE_CHECKING:
     from app.app import ForetellApp
@@ -244,8 +245,9 @@ class ChatCommands:
         if not name:
             self._app.action_models()
             return
-        path = typed_path(name)
-        self._app.choose_model(str(path) if path.suffix == ".gguf" else name)
+        if name.endswith(".gguf") and not is_source(name):
+            name = str(typed_path(name))
+        self._app.choose_model(name)
 
     def _system(self, text: str) -> None:
         if text:
@@ -306,7 +308,7 @@ class ChatCommands:
         if chat_id is None or not (messages := store.messages(chat_id)):
             raise Refused("There is nothing to export yet")
         chat = store.get(chat_id)
-        path = typed_path(argument) if argument else free_path(Path.cwd(), chat.title, ".md")
+        path = typed_path(argument) if argument else free_path(chat.title, ".md")
         write_new_file(path, export_markdown(chat, messages))
         self._screen.notify(f"Written to {path.absolute()}", markup=False)
 

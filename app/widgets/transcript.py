@@ -130,15 +130,19 @@ class Transcript(VerticalScroll, can_focus=False):
     async def on_earlier_messages_pressed(self, event: EarlierMessages.Pressed) -> None:
         """Mount one page of older messages above, keeping the place."""
         event.stop()
-        top = self.views[0] if self.views else None
-        await self._mount_earlier()
+        async with self._lock:
+            top = self.views[0] if self.views else None
+            await self._mount_earlier()
         if top is not None:
             self.call_after_refresh(self.scroll_to_widget, top, animate=False, top=True)
 
     async def reveal(self, message_id: int) -> None:
-        """Bring a message to the top of the view, however old it is."""
-        while not self.find(message_id) and self._first_mounted:
-            await self._mount_earlier()
+        """Bring a message to the top of the view, however old it is; one not shown changes nothing."""
+        async with self._lock:
+            if all(shown.message_id != message_id for shown in self._messages):
+                return
+            while not self.find(message_id) and self._first_mounted:
+                await self._mount_earlier()
         if view := self.find(message_id):
             self.release_anchor()
             self.call_after_refresh(self.scroll_to_widget, view, animate=False, top=True)

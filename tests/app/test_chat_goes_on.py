@@ -242,6 +242,17 @@ async def test_a_hit_far_above_is_brought_into_view(tmp_path: Path) -> None:
         assert "question 2 pear" in stage.text
 
 
+async def test_a_hit_that_is_not_shown_mounts_nothing(tmp_path: Path) -> None:
+    async with open_stage(tmp_path) as stage:
+        chat = stage.store.create()
+        for number in range(30):
+            stage.store.add_message(chat.id, "user", f"question {number}")
+        await stage.app.chat_screen.open_chat(chat.id)
+        transcript = stage.app.chat_screen.transcript
+        await transcript.reveal(-1)
+        assert len(transcript.views) == 20
+
+
 async def test_another_models_chat_says_so_and_can_have_it_back(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         chat = stage.store.create()

@@ -298,6 +298,33 @@ async def test_an_export_without_a_name_is_called_after_the_chat(
         }
 
 
+async def test_an_export_into_a_folder_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    async with open_stage(tmp_path) as stage:
+        await stage.ask("What is a cat?")
+        stage.engine.answer("An animal.")
+        await stage.settle()
+        monkeypatch.setattr(Path, "cwd", fail)
+        await enter(stage, "/export")
+        assert "Cannot write into the working folder: No such file" in stage.notices
+        assert stage.app.chat_screen.prompt.text == "/export"
+
+
+async def test_a_model_is_named_by_the_address_it_came_from(tmp_path: Path) -> None:
+    address = "https://example.org/m/tiny.gguf"
+    asked: list[str] = []
+    async with open_stage(tmp_path) as stage:
+        find = stage.library.find
+        stage.library.find = lambda name: asked.append(name) or find(name)  # type: ignore[method-assign, func-returns-value]
+        await enter(stage, f"/model {address}")
+        assert asked == [address]
+        assert f"There is no model {address} here" in stage.notices
+
+
 async def test_commands_are_hinted_and_completed(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await stage.type("/mo")
