@@ -46,7 +46,7 @@ def tables_of(kind: str, report: Report) -> list[Table]:
         return [_peers_table(report)]
     costs = report.get("rows") or []  # the bench screen measures them with the turns
     rows = [_rows_table(costs, report.get("floor_ms"))] if costs else []
-    return rows if kind == "rows" else [_turns_table(report["figures"]), *rows]
+    return rows if kind == "rows" else [turns_table(report["figures"]), *rows]
 
 
 def summary_of(kind: str, report: Report) -> str:
@@ -64,7 +64,8 @@ def summary_of(kind: str, report: Report) -> str:
     return ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
 
 
-def _turns_table(figures: Sequence[Report]) -> Table:
+def turns_table(figures: Sequence[Report]) -> Table:
+    """A row for each turn, plain beside speculative."""
     columns = "turn, plain tok/s, spec tok/s, ratio (lowest..highest), first token"
     return Table(
         (*columns.split(", "), "accepted/drafted", "streams"),

@@ -58,7 +58,7 @@ class Downloads:
         self.states: dict[str, Download] = {}
 
     def start(self, name: str, *, is_drafter: bool = False) -> bool:
-        """Download a file of the catalog; False when it is already on its way."""
+        """Download a catalog entry or an address; False when it is already on its way."""
         if name in self.states and self.states[name].is_running:
             return False
         cancel = self._cancels[name] = threading.Event()

@@ -146,7 +146,7 @@ class Library:
     ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.
 
-        Raises: StorageError, with the part kept.
+        Raises: StorageError or OSError, with the part kept; EngineError as `wanted`.
         """
         from storage.model_downloads import HubAccess, ModelDownloads
 

@@ -108,7 +108,7 @@ class ModelLibrary(Protocol):
         """Every model file that was found, this program's own first."""
 
     def catalog(self) -> Sequence[CatalogModel]:
-        """Every model that can be downloaded, smallest first."""
+        """Every model that can be downloaded, smallest first; what cannot be run comes last."""
 
     def unfinished(self) -> Sequence[CatalogModel]:
         """What was pulled by its address and is not whole yet."""
@@ -128,7 +128,7 @@ class ModelLibrary(Protocol):
     ) -> FoundModel | None:
         """Fetch, check and install; None when it was cancelled, and the part is then kept.
 
-        Raises: StorageError or OSError, with the part kept.
+        Raises: StorageError or OSError, with the part kept; EngineError for one that cannot be run.
         """
 
     def delete(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from textual_plot import HiResMode, PlotWidget
 
 from app.bench_report import MeasuredModel, budget_s, keep_run, prompts, report_dict
 from app.bench_runner import BenchFailed, BenchRunner, BenchStopped
-from app.bench_tables import summary_of, tables_of
+from app.bench_tables import summary_of, tables_of, turns_table
 from app.machine import machine_name, measure_busy
 from app.settings import SettingsError
 from engine.bench import (
@@ -45,7 +45,6 @@ NUM_SHOWN_RUNS = 4
 """Earlier runs that are listed before a new one begins."""
 ROW_COUNTS = (1, 2, 4, 8, 16)
 ROWS_ROUNDS = 7
-COLUMNS = ("turn", "plain/s", "spec/s", "ratio (spread)", "first token", "accepted", "streams")
 
 
 class BenchScreen(Screen[None]):
@@ -89,7 +88,7 @@ class BenchScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Say what a run costs, and show the last one."""
-        self.query_one(DataTable).add_columns(*COLUMNS)
+        self.query_one(DataTable).add_columns(*turns_table([]).columns)
         seconds = budget_s(PASSES, spec_scenario(prompts()))
         self._say(
             f"Four turns, {PASSES} passes in each mode, about {seconds:.0f} s at 100 tok/s. "
