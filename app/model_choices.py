@@ -38,7 +38,10 @@ class ModelChoices:
         self._pending.append(choice)
 
     def end(self, name: str, *, is_loaded: bool) -> None:
-        """The engine answered the oldest load."""
-        if self._pending and self._pending[0].name == name:
+        """The engine answered a load; those before it are answered too."""
+        names = [choice.name for choice in self._pending]
+        if name not in names:
+            return
+        for _ in range(names.index(name) + 1):
             choice = self._pending.popleft()
-            self.loaded = choice if is_loaded else self.loaded
+        self.loaded = choice if is_loaded else self.loaded

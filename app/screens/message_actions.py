@@ -80,7 +80,8 @@ class MessageActions:
             return
         views = self._screen.transcript.views
         if not shown.can_go_on or not views or views[-1].shown.message_id != shown.message_id:
-            self._screen.notify("Only a newest answer that ended early can go on", markup=False)
+            why = "Only a newest answer that ended early, with room in the context, can go on"
+            self._screen.notify(why, markup=False)
             return
         try:
             turn = self._screen.conversations.go_on(shown)

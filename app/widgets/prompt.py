@@ -186,6 +186,8 @@ class PromptInput(Vertical):
         """Which earlier prompt is shown, and its text; None for the draft."""
         self._kept = Draft()
         """The draft while an earlier prompt is shown."""
+        self._sent_again: tuple[int, str] | None = None
+        """The earlier prompt that was sent last, for it may be put back."""
 
     def compose(self) -> ComposeResult:
         """Chips above the field."""
@@ -238,7 +240,7 @@ class PromptInput(Vertical):
 
     def begin(self, draft: str) -> None:
         """Another chat is open: its draft replaces everything of the one before."""
-        self._recalled, self._kept = None, Draft()
+        self._recalled, self._sent_again, self._kept = None, None, Draft()
         self.text = draft
 
     def put_in_sent(self, text: str) -> None:
@@ -249,7 +251,10 @@ class PromptInput(Vertical):
         """What was to be sent was not: put it before what has been written since."""
         if draft == Draft():
             return
-        now = self.draft
+        now, again = self.draft, self._sent_again
+        if again is not None and draft.text == again[1] and now == self._kept:
+            self.draft, self._recalled = draft, again  # it is looked at as before
+            return
         typed = "\n".join(part for part in (draft.typed, now.typed) if part)
         self.draft = Draft((*draft.attachments, *now.attachments), typed)
 
@@ -296,10 +301,13 @@ class PromptInput(Vertical):
         if not draft.text.strip():
             self.post_message(self.EmptySent())
             return
-        is_recalled = self._recalled is not None and self._recalled[1] == draft.text
+        again = self._recalled
+        if again is not None and again[1] != draft.text:
+            again = None  # it was changed
         self.attachments, self._recalled = (), None
-        if is_recalled:
+        if again is not None:
             self.put_back(self._kept)
+        self._sent_again = again
         self.post_message(self.Submitted(draft))
 
     @on(PromptArea.RecallPressed)

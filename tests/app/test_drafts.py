@@ -75,6 +75,22 @@ async def test_sending_an_earlier_question_again_gives_the_draft_back(tmp_path: 
         assert stage.store.get(stage.chat_id).draft == "half a thought"
 
 
+async def test_an_earlier_question_that_cannot_be_sent_now_is_looked_at_as_before(
+    tmp_path: Path,
+) -> None:
+    async with open_stage(tmp_path) as stage:
+        prompt = stage.app.chat_screen.prompt
+        await ask_and_answer(stage, "one")
+        await stage.ask("two")  # and its answer runs
+        await stage.type("half a thought")
+        await stage.pilot.press("up", "up", "enter")
+        await stage.settle()
+        assert (prompt.text, prompt.unsent) == ("one", "half a thought")
+        await stage.pilot.press("down", "down")
+        await stage.settle()
+        assert prompt.text == "half a thought"
+
+
 async def test_an_earlier_question_of_one_chat_is_forgotten_in_the_next(tmp_path: Path) -> None:
     async with open_stage(tmp_path) as stage:
         await ask_and_answer(stage, "one")
