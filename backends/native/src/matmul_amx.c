@@ -68,6 +68,8 @@ typedef struct row_tile {
     float *acc; /* 16 rows of 16, acc_stride floats apart: added to, or written if is_first */
     int64_t acc_stride;
     int is_first;
+    const char *ahead; /* weights of the next panel: ahead_lines cache lines are fetched beside each two products */
+    int ahead_lines;
 } row_tile;
 
 /* Products are counted over blocks and their halves. Sums start at FT_BIAS, or at zero where the row's own term
@@ -164,7 +166,12 @@ FT_INLINE void run_tile(const row_tile *t, int rows, int scales, int has_min, in
     if (pairs > 0) {
         begin_odd(codes + code_step, q + q_step, stride, is_part, !has_min || scales == 2);
     }
+    const char *ahead = t->ahead;
+    const int ahead_lines = t->ahead_lines;
     for (int left = pairs - 1; left >= 0; left--) {
+        for (int i = 0; i < ahead_lines; i++, ahead += 64) {
+            _mm_prefetch(ahead, _MM_HINT_T1);
+        }
         codes += 2 * code_step;
         q += 2 * q_step;
         finish_even(even, is_part);
@@ -214,11 +221,10 @@ static void run_tile_any(const ft_layout *l, const row_tile *t, int rows) {
     }
 }
 
-/* Fetch part i of n of `bytes` weights, which come after these. */
-static void prefetch_part(const char *ahead, int64_t bytes, int i, int n) {
-    for (int64_t at = bytes * i / n; at < bytes * (i + 1) / n; at += 64) {
-        _mm_prefetch(ahead + at, _MM_HINT_T1);
-    }
+/* Share the next panel's weights among the `tiles` row tiles that pass this one: this is number `tile`. */
+static void aim_ahead(row_tile *t, const uint8_t *next, int64_t bytes, int tile, int tiles, int pairs) {
+    t->ahead = (const char *)next + bytes * tile / tiles;
+    t->ahead_lines = (int)((bytes / tiles + 64 * pairs - 1) / (64 * pairs));
 }
 
 /* Ordinary numbers where a tile of fewer rows stores no sums. */
@@ -250,15 +256,16 @@ static void run_panels(const ft_layout *l, const ft_matrix *w, const ft_acts *a,
                        int g0, int g1, int first, int blocks, ft_scratch *s) {
     int64_t side_words = (1 + l->scales_per_block) * FT_TILE, stride = (int64_t)a->blocks * FT_BLOCK;
     int keeps = r1 - r0 > BATCH_ROWS;
-    int64_t packed_bytes = ft_chunk_bytes(l, FT_CHUNK_BLOCKS) * blocks / FT_CHUNK_BLOCKS;
+    int64_t chunk_bytes = ft_chunk_bytes(l, FT_CHUNK_BLOCKS), packed_bytes = chunk_bytes * blocks / FT_CHUNK_BLOCKS;
+    const uint8_t *next = w->data + w->group_bytes + chunk_bytes * first / FT_CHUNK_BLOCKS;
+    int tiles = (ft_min_int(BATCH_ROWS, r1 - r0) + ROWS - 1) / ROWS;
+    int pairs = blocks * l->scales_per_block / 2 > 0 ? blocks * l->scales_per_block / 2 : 1;
     for (int batch = r0; batch < r1; batch += BATCH_ROWS) {
         int end = ft_min_int(r1, batch + BATCH_ROWS);
         for (int g = g0; g < g1; g++) {
             ft_panel *panel = &s->panels[keeps ? g - g0 : 0];
-            const char *ahead = NULL;
             if (batch == r0) {
-                const uint8_t *group = w->data + g * w->group_bytes;
-                ahead = (const char *)ft_unpack_panel(&ft_avx512_ops, l, group, first, blocks, panel);
+                ft_unpack_panel(&ft_avx512_ops, l, w->data + g * w->group_bytes, first, blocks, panel);
             }
             for (int r = batch; r < end; r += ROWS) {
                 int rows = ft_min_int(ROWS, r1 - r);
@@ -267,8 +274,8 @@ static void run_panels(const ft_layout *l, const ft_matrix *w, const ft_acts *a,
                 row_tile t = {.panel = panel, .blocks = blocks, .q = a->q + r * stride + first * FT_BLOCK,
                               .stride = stride, .side = {side, second}, .products = s->products,
                               .is_first = first == 0};
-                if (ahead != NULL) {
-                    prefetch_part(ahead, packed_bytes, (r - batch) / ROWS, (end - batch + ROWS - 1) / ROWS);
+                if (batch == r0) {
+                    aim_ahead(&t, next + g * w->group_bytes, packed_bytes, (r - batch) / ROWS, tiles, pairs);
                 }
                 run_row_tile(l, &t, rows, ft_lanes_of(w, g), y + r * ldy + g * FT_GROUP, ldy, s->acc);
             }
