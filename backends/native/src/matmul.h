@@ -70,9 +70,9 @@ void ft_matmul_run(const ft_ops *ops, const ft_matrix *w, const ft_acts *a, int 
 const uint8_t *ft_unpack_panel(const ft_ops *ops, const ft_layout *l, const uint8_t *group, int first, int blocks,
                      ft_panel *panel);
 
-/* Side terms of rows [r, r + rows), repeating the last up to `filled` <= FT_TILE rows: what a kernel computes beside the
- * wanted rows must be ordinary numbers, since denormal ones cost a hundred cycles each. `bias` is added to the first
- * integer term of a block. */
+/* Side terms of rows [r, r + rows), repeating the last up to `filled` <= FT_TILE rows: what a kernel computes
+ * beside the wanted rows must be ordinary numbers, since denormal ones cost a hundred cycles each. `bias` is
+ * added to the first integer term of a block. */
 void ft_fill_side(const ft_layout *l, const ft_acts *a, int r, int rows, int filled, int32_t bias, ft_side *side);
 /* acc of a tile to and from y: a float survives the trip unchanged, so panels continue each other. */
 void ft_load_acc(float *acc, const float *y, int64_t ldy, int rows, int lanes);

@@ -184,8 +184,8 @@ FT_INLINE __m512i four(const int8_t *q) {
     return _mm512_set1_epi32(word);
 }
 
-/* sum[i] += `count` vectors of row i's inputs from `at` on. All rows take a vector of codes before the next one does: a chain of
- * vpdpbusd waits 5 cycles a link, and the processor looks ahead over a few rows only. */
+/* sum[i] += `count` vectors of row i's inputs from `at` on. All rows take a vector of codes before the next
+ * one does: a chain of vpdpbusd waits 5 cycles a link, and the processor looks ahead over a few rows only. */
 FT_INLINE void add_products(const uint8_t *codes, const int8_t *const *q, int at, int count, int rows, __m512i *sum) {
     FT_UNROLL
     for (int v = 0; v < count; v++) {

@@ -9,9 +9,9 @@
 
 /* An exact sum that started at these bits is, read as a float, FT_BIAS + sum while |sum| < 2^22. Then
  * fma(bits, scale, -FT_BIAS * scale) is sum * scale rounded once: a scale has at most 19 significant bits
- * (a half times a byte; of MXFP4 a power of two, below 2^104 in any sane file), so the last term is exact. It saves the conversion, which counts: beside tile
- * instructions 512-bit multiplications and conversions run on one port instead of two (measured: 58 cycles
- * for 64 instead of 29; additions keep 29). */
+ * (a half times a byte; of MXFP4 a power of two, below 2^104 in any sane file), so the last term is exact.
+ * It saves the conversion, which counts: beside tile instructions 512-bit multiplications and conversions
+ * run on one port instead of two (58 cycles for 64 instead of 29; additions keep 29). */
 #define FT_BIAS 12582912.0f
 #define FT_BIAS_BITS 0x4B400000
 
