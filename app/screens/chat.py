@@ -30,6 +30,7 @@ from app.screens.hints import (
 )
 from app.screens.message_actions import MessageActions
 from app.screens.welcome import describe_empty_chat
+from app.shown import ShownMessage
 from app.slash import SlashCommand, parse_slash, unescape
 from app.turns import Turn
 from app.widgets.chat_list import ChatList
@@ -414,15 +415,21 @@ class ChatScreen(Screen[None]):
 
     async def action_regenerate(self) -> None:
         """Answer the last question again; the old answer stays as another version."""
-        if views := self.transcript.views:
+        if newest := self._newest():
             with self.told():
-                await self._actions.regenerate(views[-1].shown.message_id)
+                await self._actions.regenerate(newest.message_id)
 
     async def action_go_on(self) -> None:
         """Let the newest answer go on when it ended before its end."""
-        if views := self.transcript.views:
+        if newest := self._newest():
             with self.told():
-                await self._actions.go_on(views[-1].shown)
+                await self._actions.go_on(newest)
+
+    def _newest(self) -> ShownMessage | None:
+        if views := self.transcript.views:
+            return views[-1].shown
+        self.notify("There is no answer here yet", markup=False)
+        return None
 
     def is_busy(self) -> bool:
         """Whether an answer runs here, which is said."""

@@ -43,6 +43,7 @@ class MessageActions:
             if view.shown.role == "assistant" and (text := text_of(view.shown)):
                 self._screen.foretell.copy(text, "the answer")
                 return
+        self._screen.notify("There is no answer here yet", markup=False)
 
     def _copy_code(self, shown: ShownMessage) -> None:
         if blocks := find_code_blocks(text_of(shown)):

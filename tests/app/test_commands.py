@@ -349,3 +349,11 @@ async def test_the_palette_offers_every_command(tmp_path: Path) -> None:
         hidden = {"bye", "model"}  # the palette's own Quit, and Models
         for name in set(stage.app.chat_screen.commands.names) - hidden:
             assert any(text.endswith(f" · /{name}") for text in offered), name
+
+
+@pytest.mark.parametrize("command", ["/continue", "/regen", "/copy"])
+async def test_what_needs_an_answer_says_that_there_is_none(tmp_path: Path, command: str) -> None:
+    async with open_stage(tmp_path) as stage:
+        await enter(stage, command)
+        assert "There is no answer here yet" in stage.notices
+        assert not stage.engine.sent(SubmitTurn)
