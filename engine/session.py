@@ -140,7 +140,7 @@ class ModelSession:
     def close(self) -> None:
         """Release caches and weights; answers nobody: turns have been ended before.
 
-        The caches go now, whoever still knows this session: the next model needs their memory.
+        The caches go now, whoever still refers to it: the next model needs their memory.
         """
         self._keeper.close()
         self.store.clear()
